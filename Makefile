@@ -1,0 +1,72 @@
+# The two that matter: `make reproduce` runs the default recipe here, `make test` proves the kit.
+# Everything goes into .venv; nothing outside this folder is changed but the caches of pip, uv and llmrepro.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# uv, told of the package indexes that this machine's pip uses.
+UV := $(BIN)/python -P src/llmrepro/package_index.py $(BIN)/uv
+# `make lock UPGRADE=--upgrade` moves every pin to its newest release; plain `make lock` moves only what must.
+UPGRADE ?=
+COMPILE := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --generate-hashes \
+	--python-version 3.11 --no-header --emit-build-options $(UPGRADE)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: setup reproduce test test-engines bench lock schema clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.ready
+
+reproduce: setup
+	$(BIN)/llmrepro run
+
+test: $(VENV)/.ready-to-test
+	$(PYTEST)
+
+test-engines: $(VENV)/.ready-to-test
+	$(PYTEST) -m native
+
+bench: $(VENV)/.ready-to-test
+	$(BIN)/python tests/bench_client.py
+
+schema: setup
+	$(BIN)/llmrepro schema
+
+# uv comes first and alone, through pip, checked against its own hashes in the lock; uv then installs the rest.
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer, \
+	or name one with 'make PYTHON=/path/to/python3 $(MAKECMDGOALS)'." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.version_info >= (3, 11) or sys.exit( \
+	"$(PYTHON) is Python " + v + " and llmrepro needs 3.11 or newer: name one with make PYTHON=python3.12 setup.")'
+	@echo "Setting up $(VENV): the locked packages, about 550 MB, about half a minute where the network is good."
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { echo "$(PYTHON) -m venv failed: \
+	on Debian and Ubuntu install python3-venv, then run make again." >&2; exit 1; }
+	@awk '/^[^ #]/ { wanted = /^uv==/ } wanted' requirements.lock > $(VENV)/uv.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/uv.lock
+	$(UV) pip sync --python $(BIN)/python --require-hashes requirements.lock
+	$(UV) pip install --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+$(VENV)/.ready-to-test: $(VENV)/.ready tests/requirements.lock
+	$(UV) pip install --python $(BIN)/python --require-hashes -r tests/requirements.lock
+	@touch $@
+
+# Locks are made against one index, PyPI, whatever this machine's pip is told: hashes differ by index.
+# Which of an engine's packages must be wheels is said in its engine.in.
+lock: setup
+	$(COMPILE) --only-binary :all: pyproject.toml -o requirements.lock
+	sed -i -e '1i # The notebook side of llmrepro, every package pinned and hashed. Made by `make lock`: do not edit.' \
+	  -e '1i # vllm is not here: each recipe pins its engine in recipes/**/engine.lock, and the kit installs that' \
+	  -e '1i # into an environment of its own.' requirements.lock
+	$(COMPILE) --only-binary :all: -c requirements.lock tests/requirements.in -o tests/requirements.lock
+	sed -i '1i # What the tests need beside requirements.lock. Made by `make lock`: do not edit.' tests/requirements.lock
+	@set -e; for wanted in $$(find recipes -name engine.in | sort); do \
+	  echo "Locking $$wanted"; \
+	  $(COMPILE) $$wanted -o $${wanted%.in}.lock; \
+	  sed -i "1i # The engine of one recipe, pinned and hashed. Made by \`make lock\` from engine.in: do not edit." \
+	    $${wanted%.in}.lock; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,291 @@
+"""One streamed request in, one Record out: the clock of the whole kit."""
+
+import gc
+import hashlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import pydantic
+import requests
+import urllib3
+
+from llmrepro import stream
+from llmrepro.stream import DONE, Event, Reader, storable
+from llmrepro.terms import Status
+
+__all__ = ["Event", "Question", "Record", "ask"]
+
+READ_BYTES = 65536
+# Enough of a body that is no stream to find its error message; a gigabyte of HTML is not kept.
+HEAD_BYTES = 65536
+# Everything that sockets, http.client, urllib3 and requests raise when a server misbehaves.
+TRANSPORT_ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException,
+                    OSError, ValueError)
+TIMEOUTS = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request to send and where it belongs. `body` is the whole JSON body; `ask` adds what streaming needs."""
+
+    endpoint: str
+    body: dict[str, Any]
+    server: str = ""
+    boot: int = 0
+    workload: str = ""
+    case: str = ""
+    repeat: int = 0
+    warmup: bool = False
+    prompt_sha256: str = ""
+
+
+class Record(pydantic.BaseModel):
+    """One request as it was asked and answered: one line of records.jsonl. Times are seconds after t_send."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    server: str
+    boot: int
+    workload: str
+    case: str
+    repeat: int
+    warmup: bool
+    prompt_sha256: str
+    endpoint: str
+    request: dict[str, Any] = pydantic.Field(description="the body as sent, without messages and prompt")
+    started_at: str = pydantic.Field(description="UTC, ISO 8601")
+    t_send_ns: int = pydantic.Field(description="perf_counter_ns just before the request was sent")
+    status: Status
+    error: str | None = None
+    notes: list[str] = pydantic.Field(default_factory=list, description="contradictions and oddities that "
+                                      "leave the record usable, such as two token counts that differ")
+    http_status: int | None = None
+    events: list[Event] = []
+    t_done_s: float | None = pydantic.Field(None, description="[DONE], or the close where none is sent")
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    output_tokens_source: stream.Source | None = None
+    same_token_share: float | None = pydantic.Field(None, description="share of the most frequent token id, "
+                                                    "where the server tells ids")
+    usage: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
+    text_sha256: str = ""
+
+
+@dataclass
+class _Transfer:
+    """What came over the wire: each SSE payload with the time of the read that completed it."""
+
+    t_send_ns: int = 0
+    http_status: int | None = None
+    encoding: str | None = None
+    arrivals: list[tuple[int, bytes | None]] = field(default_factory=list)
+    head: bytes = b""
+    t_end_ns: int | None = None
+    trouble: Status | None = None
+    error: str | None = None
+
+
+def ask(base_url: str, question: Question, *, api_key: str | None = None, timeout_s: float = 600.0,
+        silence_s: float = 300.0) -> Record:
+    """Send one question and return its Record; whatever the server does becomes a status, never an exception.
+
+    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes through.
+    """
+    body = {**question.body, "stream": True}
+    body["stream_options"] = {"include_usage": True, **(body.get("stream_options") or {})}
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    content = json.dumps(body).encode()
+    transfer = _Transfer(t_send_ns=time.perf_counter_ns())
+    try:
+        _exchange(transfer, base_url.rstrip("/"), question.endpoint, content, api_key, timeout_s, silence_s)
+    except TIMEOUTS as error:
+        transfer.trouble = "timeout"
+        transfer.error = (f"{error.args[0]}; raise the limit if the machine is slow, else read the server's log"
+                          if isinstance(error, _Expired) else
+                          f"the server sent nothing for {min(silence_s, timeout_s):g} s; see its log for a stall, "
+                          "or raise the limit if the machine is slow")
+    except TRANSPORT_ERRORS as error:
+        gone = _refuses(base_url)
+        transfer.trouble = "engine_died" if gone else "stream_error"
+        transfer.error = (f"the connection failed ({type(error).__name__}: {str(error)[:200]}) and the port "
+                          f"{'refuses new ones; read' if gone else 'still accepts new ones; read'} the server's log")
+    return _record(question, body, started_at, transfer)
+
+
+class _Expired(TimeoutError):
+    """timeout_s has passed."""
+
+
+def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key: str | None,
+              timeout_s: float, silence_s: float) -> None:
+    headers = {"Accept-Encoding": "identity", "Accept": "text/event-stream", "Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    wait_s = min(silence_s, timeout_s)
+    # A fresh session, so no connection is stale; trust_env off, so no proxy variable catches loopback.
+    with requests.Session() as session, _deadline(timeout_s) as watch:
+        session.trust_env = False
+        prepared = session.prepare_request(requests.Request("POST", url + endpoint, data=body, headers=headers))
+        adapter = session.get_adapter(prepared.url)
+        del headers["Content-Type"]
+        # The health path opens the connection: the measured request then pays for no handshake.
+        session.get(f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False)
+        with _no_collections():
+            transfer.t_send_ns = time.perf_counter_ns()
+            # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
+            response = adapter.send(prepared, stream=True, timeout=wait_s)
+            try:
+                _receive(transfer, response, watch, timeout_s)
+            except TRANSPORT_ERRORS:
+                if watch.expired.is_set():
+                    raise _Expired(f"the answer took longer than {timeout_s:g} s") from None
+                raise
+            finally:
+                response.close()
+
+
+def _receive(transfer: _Transfer, response: requests.Response, watch: "_Watch", timeout_s: float) -> None:
+    """Read until [DONE] or the end. Nothing is parsed here: what runs between two reads delays the clock."""
+    transfer.http_status = response.status_code
+    transfer.encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    watch.shutdown = response.raw.shutdown
+    decode = transfer.encoding not in ("", "identity")
+    reader, arrivals, raw = Reader(), transfer.arrivals, response.raw
+    last_ns = transfer.t_send_ns + int(timeout_s * 1e9)
+    while True:
+        chunk = raw.read1(READ_BYTES, decode_content=decode)
+        now_ns = time.perf_counter_ns()
+        if now_ns > last_ns or watch.expired.is_set():
+            raise _Expired(f"the answer took longer than {timeout_s:g} s")
+        for payload in reader.feed(chunk) if chunk else reader.close():
+            arrivals.append((now_ns, payload))
+            if payload is not None and payload.strip() == DONE:
+                transfer.t_end_ns = now_ns
+                return
+        if not chunk:
+            transfer.t_end_ns = now_ns
+            return
+        if not reader.spoke and len(transfer.head) < HEAD_BYTES:
+            transfer.head += chunk[:HEAD_BYTES - len(transfer.head)]
+
+
+@dataclass
+class _Watch:
+    expired: threading.Event = field(default_factory=threading.Event)
+    shutdown: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        self.expired.set()
+        if self.shutdown is not None:
+            # The reader may have finished this instant; then there is no socket left to shut down.
+            with suppress(OSError, ValueError, RuntimeError):
+                self.shutdown()
+
+
+@contextmanager
+def _deadline(timeout_s: float):
+    """Ends a blocked read when timeout_s has passed: a socket timeout alone starts anew with every byte."""
+    watch = _Watch()
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), watch.end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield watch
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _no_collections():
+    """No garbage collection meanwhile: a full one in a notebook with pandas loaded stops the clock for tens of ms."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _refuses(base_url: str) -> bool:
+    """True when nothing listens there any more; looked at for 0.2 s, as a dying process closes its sockets in turn."""
+    place = urlsplit(base_url)
+    for _ in range(3):
+        try:
+            port = place.port or (443 if place.scheme == "https" else 80)
+            socket.create_connection((place.hostname, port), timeout=2).close()
+        except ConnectionRefusedError:
+            return True
+        except (OSError, ValueError):
+            return False
+        time.sleep(0.1)
+    return False
+
+
+def _record(question: Question, body: dict[str, Any], started_at: str, transfer: _Transfer) -> Record:
+    said = stream.read(transfer.arrivals, transfer.t_send_ns)
+    counts = stream.count(said)
+    status, error, prompt_tokens = _status(transfer, said)
+    asked = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("n_predict")
+    notes = said.notes + counts.notes
+    if transfer.encoding not in (None, "", "identity"):
+        notes.append(f"the server sent {transfer.encoding} though identity was asked: arrival times may be late")
+    if status == "ok" and counts.output_tokens is not None and isinstance(asked, int):
+        if body.get("ignore_eos") and counts.output_tokens < asked:
+            status, error = "early_stop", (f"the server ended after {counts.output_tokens} tokens of {asked} asked "
+                                           "with ignore_eos; check that it honours ignore_eos and its context limit")
+        if counts.output_tokens > asked:
+            notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked")
+    text = storable("".join(said.text))
+    t_done_s = None if transfer.t_end_ns is None else (transfer.t_end_ns - transfer.t_send_ns) / 1e9
+    return Record(
+        server=question.server, boot=question.boot, workload=question.workload, case=question.case,
+        repeat=question.repeat, warmup=question.warmup, prompt_sha256=question.prompt_sha256,
+        endpoint=question.endpoint, started_at=started_at, t_send_ns=transfer.t_send_ns,
+        request=storable({key: value for key, value in body.items() if key not in ("messages", "prompt")}),
+        status=status, error=storable(error), notes=storable(notes), http_status=transfer.http_status,
+        events=counts.events, t_done_s=t_done_s, text=text, reasoning=storable("".join(said.reasoning)),
+        finish_reason=storable(said.finish_reason),
+        prompt_tokens=prompt_tokens if counts.prompt_tokens is None else counts.prompt_tokens,
+        cached_tokens=counts.cached_tokens, output_tokens=counts.output_tokens,
+        output_tokens_source=counts.source, same_token_share=counts.same_token_share,
+        usage=said.usage, timings=said.timings, text_sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _status(transfer: _Transfer, said: stream.Answer) -> tuple[Status, str | None, int | None]:
+    """The status, its sentence, and the prompt tokens that a refusal names. The most telling cause comes first."""
+    if transfer.http_status not in (None, 200):
+        return stream.refusal(transfer.http_status, transfer.head)
+    if said.error is not None:
+        return stream.refusal(200, said.error)
+    if transfer.trouble == "stream_error" and said.finish_reason:
+        said.notes.append(f"{transfer.error} (after the finish, before [DONE])")
+    elif transfer.trouble is not None:
+        return transfer.trouble, transfer.error, None
+    if said.malformed is not None:
+        return "stream_error", said.malformed, None
+    if said.finish_reason in ("error", "abort"):
+        return "stream_error", f"the server ended the answer with {said.finish_reason!r}; read its log", None
+    if not said.spoke and not said.finish_reason:
+        if any(seen.kinds != ("ping",) for seen in said.seen):
+            return "stream_error", (f"{len(said.seen)} events came, none with text or a finish reason; "
+                                    "read the server's log"), None
+        return stream.refusal(200, transfer.head)
+    if not said.finish_reason and not said.done:
+        return "stream_error", ("the stream ended with neither a finish reason nor [DONE]: the answer is cut; "
+                                "read the server's log"), None
+    return "ok", None, None

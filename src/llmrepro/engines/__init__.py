@@ -1,0 +1,49 @@
+"""Inference engines, one module each. `Engine` says what such a module provides; adding one is adding a file."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+from llmrepro.recipe import Install, Server
+
+
+class Launch(NamedTuple):
+    """How one boot of a server is started."""
+
+    argv: list[str]
+    env: dict[str, str]                              # what the engine needs beyond the kit's minimal environment
+    adaptations: list[str]                           # what was translated, a sentence each; [] when nothing was
+
+
+class Engine(Protocol):
+    """What a module in this folder provides, as plain functions."""
+
+    def build(self, source: Path, environment: Path, install: Install) -> list[list[str]]:
+        """Commands that build an unpacked sdist into `environment`; run in `source`, in order."""
+
+    def programs(self, install: Install) -> list[str]:
+        """Files below the environment that must exist once it is complete."""
+
+    def launch(self, environment: Path, install: Install, server: Server, weights: Path, *, alias: str,
+               port: int, api_key: str, threads: int) -> Launch:
+        """The command of one boot. Raises EngineError when an argument cannot be used with this build."""
+
+    def request(self, body: dict, *, cache: str) -> dict:
+        """The body as this engine wants it: what makes it count tokens, `cache` "off" or "on"."""
+
+    def tokenize(self, text: str) -> tuple[str, dict]:
+        """Endpoint and body that answer with a list of token ids under "tokens"."""
+
+    def observe(self, get, log: str) -> dict:
+        """What a live server and its log tell: `effective` settings, `phases` [(name, start_s, end_s)],
+        `metrics` {metric id: value}. `get(path)` answers parsed JSON or None."""
+
+
+class EngineError(RuntimeError):
+    """The engine cannot do what the recipe asks; the text says what and what would."""
+
+
+def load(name: str) -> ModuleType:
+    """The module of an engine by the name recipes use."""
+    return importlib.import_module(f"llmrepro.engines.{name.replace('-', '_')}")

@@ -1,0 +1,141 @@
+"""llama.cpp: `xllamacpp` (a wheel with the native server) or `llama-server` built from a source package."""
+
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from llmrepro.engines import EngineError, Launch
+from llmrepro.machine import usable_cpus
+from llmrepro.recipe import Install, Server
+
+LAUNCHER = Path(__file__).with_name("_llama_cpp_launcher.py")
+
+# Flags that llama-server renamed: what a recipe may say, and what says the same in other builds.
+# --load-mode came with PR 20834; the old ones went with PR 28334 (September 2026).
+RENAMED = [
+    (("--mlock",), ("--load-mode", "mmap+mlock")),
+    (("--no-mmap",), ("--load-mode", "none")),
+    (("--webui",), ("--ui",)),
+    (("--no-webui",), ("--no-ui",)),
+    (("--draft-max",), ("--spec-draft-n-max",)),
+    (("--draft-min",), ("--spec-draft-n-min",)),
+]
+
+
+def build(source: Path, environment: Path, install: Install) -> list[list[str]]:
+    """cmake on the sdist's llama.cpp folder: two targets, a bounded number of compilers."""
+    bin_ = environment / "bin"
+    settings = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "OFF", "LLAMA_BUILD_TESTS": "OFF",
+                "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_USE_PREBUILT_UI": "OFF",
+                **install.build}
+    return [
+        [f"{bin_}/cmake", "-S", "llama.cpp", "-B", "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={bin_}/ninja",
+         *(f"-D{name}={value}" for name, value in settings.items())],
+        [f"{bin_}/cmake", "--build", "build", "-j", str(usable_cpus()), "--target", "llama-server", "llama-bench"],
+        ["cp", "build/bin/llama-server", "build/bin/llama-bench", str(bin_)],
+    ]
+
+
+def programs(install: Install) -> list[str]:
+    return ["bin/python"] if install.kind == "wheel" else ["bin/llama-server", "bin/llama-bench"]
+
+
+def launch(environment: Path, install: Install, server: Server, weights: Path, *, alias: str, port: int,
+           api_key: str, threads: int) -> Launch:
+    start = [str(environment / "bin/python"), str(LAUNCHER)] if install.kind == "wheel" \
+        else [str(environment / "bin/llama-server")]
+    known = _flags(tuple(start))
+    args, adaptations = adapt([a.replace("{threads}", str(threads)) for a in server.args], known)
+    return Launch([*start, "--model", str(weights), "--alias", alias, "--host", "127.0.0.1",
+                   "--port", str(port), *args], {"LLAMA_API_KEY": api_key, **server.env}, adaptations)
+
+
+def adapt(args: list[str], known: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Arguments as this build names them, and a sentence for each that was renamed.
+
+    `known` are the flags its --help lists. Raises EngineError for one that neither it nor RENAMED knows.
+    """
+    out, told, i = [], [], 0
+    while i < len(args):
+        if not args[i].startswith("-") or _is_number(args[i]) or args[i].split("=")[0] in known:
+            out.append(args[i])
+            i += 1
+            continue
+        for old, new in [*RENAMED, *((new, old) for old, new in RENAMED)]:
+            if tuple(args[i:i + len(old)]) == old and new[0] in known:
+                out += new
+                i += len(old)
+                told.append(f"{' '.join(old)} is {' '.join(new)} in this build")
+                break
+        else:
+            raise EngineError(f"this build of llama.cpp has no argument {args[i]!r}; its --help lists what it has. "
+                              "Mend the recipe's server args, or pin a build that has it")
+    return out, told
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
+
+
+@lru_cache(maxsize=8)
+def _flags(start: tuple[str, ...]) -> frozenset[str]:
+    """The flags that this build's own --help lists."""
+    shown = subprocess.run([*start, "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    flags = frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", shown.stdout))
+    if shown.returncode != 0 or "--ctx-size" not in flags:
+        raise EngineError(f"{' '.join(start)} --help ended with {shown.returncode}: "
+                          f"{(shown.stderr or shown.stdout).strip()[-300:]}; remove its environment and run again")
+    return flags
+
+
+def request(body: dict, *, cache: str) -> dict:
+    # timings in every chunk carry the number of tokens so far: k0 and N without guessing from chunks
+    return {**body, "timings_per_token": True, "cache_prompt": cache == "on"}
+
+
+def tokenize(text: str) -> tuple[str, dict]:
+    return "/tokenize", {"content": text, "add_special": True}
+
+
+def observe(get, log: str) -> dict:
+    props = get("/props") or {}
+    kv = _kv(log)
+    threads = re.search(r"system_info: n_threads = (\d+)|threadpool init, n_threads = (\d+)", log)
+    settings = props.get("default_generation_settings") or {}
+    effective = {"context_tokens": settings.get("n_ctx"), "slots": props.get("total_slots"),
+                 "quantization": props.get("model_ftype"), "build": props.get("build_info"),
+                 "threads": int(threads[1] or threads[2]) if threads else None,
+                 "load_mode": _found(r"load_mode = (\S+?)\)", log),
+                 "kv_dtype": f"{kv['k']}/{kv['v']}" if kv else None}
+    return {"effective": {k: v for k, v in effective.items() if v is not None}, "phases": phases(log),
+            "metrics": {"kv_bytes_per_token": round(kv["mib"] * 2**20 / kv["cells"])} if kv else {}}
+
+
+def _kv(log: str) -> dict | None:
+    """The cache as allocated: `llama_kv_cache: size = 180.00 MiB (8192 cells, ...), K (f16): ..., V (f16): ...`."""
+    found = re.search(r"llama_kv_cache: size =\s*([\d.]+) MiB \(\s*(\d+) cells.*?K \((\w+)\).*?V \((\w+)\)", log)
+    return found and {"mib": float(found[1]), "cells": int(found[2]), "k": found[3], "v": found[4]}
+
+
+def _found(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text)
+    return match and match[1]
+
+
+# Lines that begin a phase of the start; each phase ends where the next begins.
+_BEGINS = [("read metadata", "loading model '"), ("load tensors", "loading model tensors"),
+           ("allocate KV cache", "constructing llama_context"), ("warm-up run", "warming up the model"),
+           ("set up slots", "initializing, n_slots"), ("", "model loaded")]
+
+
+def phases(log: str) -> list[tuple[str, float, float]]:
+    """(name, start_s, end_s) after the process began to log; by the engine's own time stamps `m.ss.mmm.uuu`."""
+    seen = []
+    for line in log.splitlines():
+        stamp = re.match(r"(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) ", line)
+        for name, words in _BEGINS:
+            if stamp and words in line and name not in [n for n, _ in seen]:
+                minutes, seconds, milli, micro = map(int, stamp.groups())
+                seen.append((name, minutes * 60 + seconds + milli / 1e3 + micro / 1e6))
+    return [(name, start, end) for (name, start), (_, end) in zip(seen, seen[1:], strict=False)]

@@ -1,0 +1,209 @@
+"""An engine's own environment: isolated, built once from its hashed lock, never changed afterwards.
+
+It is keyed by all that decides what is in it, built under another name and moved into place when complete:
+a killed installation leaves nothing that a later run would trust.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import uv
+
+from llmrepro import engines, machine, package_index
+from llmrepro.progress import Progress
+from llmrepro.recipe import Engine
+
+RECIPE_OF_BUILD = 1                                  # raise it when the steps below change what they make
+
+
+class EnvironmentFailure(RuntimeError):
+    """An environment that could not be built; `log_tail` is how its log ended, `next_step` what to do."""
+
+    def __init__(self, message: str, log: Path | None = None, next_step: str = ""):
+        self.log_tail = log.read_text(errors="replace").splitlines()[-15:] if log and log.exists() else []
+        self.next_step = next_step or (f"read {log}" if log else "")
+        tail = "".join(f"\n    {line}" for line in self.log_tail)
+        super().__init__(f"{message}; {self.next_step}{tail}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    path: Path
+    key: str
+    freeze: str                                      # `name==version` lines, as installed
+    seconds: float                                   # that its building took; 0.0 when it was there already
+
+    @property
+    def python(self) -> Path:
+        return self.path / "bin" / "python"
+
+
+def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) -> Environment:
+    """The environment of an engine: reused when complete and unchanged, else built. `log` gets every tool's
+    output. Raises EnvironmentFailure.
+    """
+    if not lock.is_file():
+        raise EnvironmentFailure(f"{lock} is missing, and no engine is installed without a hashed lock",
+                                 next_step="restore it, or make it with `make lock`")
+    python = _interpreter(engine.install.python)
+    key = key_of(engine, lock, python)
+    place = (cache or machine.cache_dir()) / "environments" / key
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(place.with_suffix(".lock")):
+        found = _complete(place, engine)
+        if found is not None:
+            return found
+        part = place.with_suffix(".part")
+        for left_over in (place, part):
+            if left_over.exists():
+                shutil.rmtree(left_over)
+        start = time.monotonic()
+        _build(engine, lock, python, part, log)
+        for program in engines.load(engine.name).programs(engine.install):
+            if not (part / program).exists():
+                raise EnvironmentFailure(f"{engine.name} was installed but {program} is not there", log)
+        freeze = _freeze(part)
+        seconds = round(time.monotonic() - start, 1)
+        (part / ".complete").write_text(json.dumps({"key": key, "freeze": freeze, "seconds": seconds}))
+        os.rename(part, place)
+        return Environment(place, key, _with_source(engine, freeze), seconds)
+
+
+def key_of(engine: Engine, lock: Path, python: Path) -> str:
+    """16 hex digits over everything that decides what the environment holds."""
+    version = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+    decides = {"lock": hashlib.sha256(lock.read_bytes()).hexdigest(), "python": version.stdout.strip(),
+               "platform": sysconfig.get_platform(), "libc": platform.libc_ver(), "fixes": engine.fixes,
+               "install": engine.install.model_dump(mode="json"), "steps": RECIPE_OF_BUILD}
+    if engine.install.kind == "sdist":               # built for the very CPU it is built on
+        decides["cpu"] = machine.describe(Path("/"))["cpu"]["model"]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _build(engine: Engine, lock: Path, python: Path, part: Path, log: Path) -> None:
+    pins = ", ".join(f"{n} {v}" for n, v in engine.install.pins.items())
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(f"install {pins}", 100) as bar:
+        step = _Steps(log, bar)
+        # relocatable: it is moved into place, and its scripts must not name the place it was built in
+        step([uv.find_uv_bin(), "venv", "--relocatable", "--python", str(python), str(part)], "environment")
+        step([uv.find_uv_bin(), "pip", "sync", "--require-hashes", "--only-binary", ":all:", "--compile-bytecode",
+              "--python", str(part / "bin/python"), str(lock)], "packages")
+        if engine.install.kind == "sdist":
+            _build_source(engine, part, step)
+        bar.to(100, "done")
+
+
+def _build_source(engine: Engine, part: Path, step) -> None:
+    (name, version), = engine.install.pins.items()
+    folder = part / "source"
+    folder.mkdir()
+    try:
+        archive = package_index.download(f"{name}=={version}", folder, kind="sdist", sha256=engine.install.sha256)
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+    except (package_index.PackageIndexError, tarfile.TarError, OSError) as error:
+        raise EnvironmentFailure(str(error), step.log) from None
+    sources = [p for p in folder.iterdir() if p.is_dir()]
+    for argv in engines.load(engine.name).build(sources[0], part, engine.install):
+        step(argv, "build", cwd=sources[0])
+    shutil.rmtree(folder)                            # only the programs are kept
+
+
+class _Steps:
+    """Runs one tool after the other, all output into the log, the share done read from `[12/212]`."""
+
+    def __init__(self, log: Path, bar: Progress):
+        self.log, self.bar = log, bar
+
+    def __call__(self, argv: list[str], what: str, cwd: Path | None = None) -> None:
+        env = {**os.environ, **package_index.uv_environment(), "UV_PYTHON_DOWNLOADS": "never"}
+        for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
+            env.pop(name, None)
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(map(str, argv))}\n")
+            log.flush()
+            try:
+                with _started(argv, cwd, env) as process:
+                    for line in process.stdout:
+                        log.write(line)
+                        share = re.search(r"\[(\d+)/(\d+)\]", line)
+                        self.bar.to(100 * int(share[1]) / int(share[2]) if share else 0, what)
+            except FileNotFoundError:
+                raise EnvironmentFailure(f"{argv[0]} is missing", self.log,
+                                         "install it, or restore the notebook environment") from None
+        if process.returncode != 0:
+            raise EnvironmentFailure(f"installing failed: {Path(argv[0]).name} {argv[1]} ended with "
+                                     f"{process.returncode}", self.log)
+
+
+@contextlib.contextmanager
+def _started(argv, cwd, env):
+    process = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+    try:
+        yield process
+        process.wait()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):   # the compilers below it go with their session
+            os.killpg(process.pid, 15)
+        process.wait()
+        raise
+
+
+def _complete(place: Path, engine: Engine) -> Environment | None:
+    """The environment at a place when it is complete and still holds what was installed, else None."""
+    try:
+        marker = json.loads((place / ".complete").read_text())
+    except (OSError, ValueError):
+        return None
+    programs = engines.load(engine.name).programs(engine.install)
+    if not all((place / p).exists() for p in programs) or _freeze(place) != marker["freeze"]:
+        return None                                  # somebody changed it: it is built anew
+    return Environment(place, place.name, _with_source(engine, marker["freeze"]), 0.0)
+
+
+def _freeze(place: Path) -> str:
+    shown = subprocess.run([uv.find_uv_bin(), "pip", "freeze", "--python", str(place / "bin/python")],
+                           capture_output=True, text=True)
+    return shown.stdout if shown.returncode == 0 else ""
+
+
+def _with_source(engine: Engine, freeze: str) -> str:
+    if engine.install.kind != "sdist":
+        return freeze
+    return freeze + "".join(f"{name}=={version}  # built from source, sha256 {engine.install.sha256}\n"
+                            for name, version in engine.install.pins.items())
+
+
+def _interpreter(wanted: str | None) -> Path:
+    """The Python an environment is made with: the notebook's own, or an installed one of a pinned version."""
+    if wanted is None:
+        return Path(sys.executable)
+    found = subprocess.run([uv.find_uv_bin(), "python", "find", "--no-project", wanted], capture_output=True,
+                           text=True, env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"})
+    if found.returncode != 0:
+        raise EnvironmentFailure(f"this engine needs Python {wanted} and none is installed here",
+                                 next_step=f"install Python {wanted} (with your system's packages, pyenv or conda)")
+    return Path(found.stdout.strip())
+
+
+@contextlib.contextmanager
+def _locked(path: Path):
+    """Hold a lock file: two notebooks that need one environment build it once."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,46 @@
+"""Samples → a mean with its interval: over rounds, then over boots, which are the unit of replication."""
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from scipy import stats
+
+LEVEL = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean and its two-sided 95 % Student t interval; low and high are None for a single sample."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def of(samples: Sequence[float]) -> Interval:
+    """mean ± t(0.975, n - 1) · s / √n. Raises ValueError for no samples."""
+    if not samples:
+        raise ValueError("no samples: nothing can be said of a mean")
+    mean = fmean(samples)
+    if len(samples) < 2:
+        return Interval(mean, None, None, 1)
+    half = stats.t.ppf((1 + LEVEL) / 2, len(samples) - 1) * stdev(samples) / sqrt(len(samples))
+    return Interval(mean, mean - half, mean + half, len(samples))
+
+
+def over_boots(by_boot: dict[int, Sequence[float]]) -> Interval:
+    """One boot: the interval over its rounds. Several: over the boots' means, since what a start decides
+    (memory layout, clocks, neighbours) is drawn once per boot."""
+    groups = [list(v) for v in by_boot.values() if v]
+    return of(groups[0]) if len(groups) == 1 else of([fmean(g) for g in groups])
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Interval | None:
+    """Least-squares slope of y over x with its 95 % interval; None below three points or two different x."""
+    if len(x) < 3 or len(set(x)) < 2:
+        return None
+    fit = stats.linregress(x, y)
+    half = stats.t.ppf((1 + LEVEL) / 2, len(x) - 2) * fit.stderr
+    return Interval(float(fit.slope), float(fit.slope - half), float(fit.slope + half), len(x))

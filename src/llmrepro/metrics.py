@@ -1,0 +1,223 @@
+"""Per-request metric definitions: pure functions from a Record to a number, or None where it cannot be told.
+
+Times are seconds after t_send, rates are tokens per second. A rate that would need a guess is None.
+`DEFINITIONS` maps metric ids to them, so that old records can be read again under a new definition.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from llmrepro.client import Event, Record
+
+MIN_DECODE_TOKENS = 16
+MIN_PREFILL_TOKENS = 256
+# Latin, Greek and Cyrillic letters and digits form words; other scripts may write no spaces, so a character counts.
+WORD = re.compile("[0-9A-Za-z_\u00c0-\u024f\u0370-\u04ff]+|\\S")
+
+Definition = Callable[[Record], float | int | None]
+
+
+def ttfr_s(record: Record) -> float | None:
+    """Time to the first event of any kind: role chunk, ping, progress, text."""
+    return record.events[0].t_s if record.events else None
+
+
+def ttft_s(record: Record) -> float | None:
+    """Time to the first event with text, reasoning or a tool call; never a role chunk or an empty delta."""
+    first = _first_spoken(record)
+    return None if first is None else record.events[first].t_s
+
+
+def ttfat_s(record: Record) -> float | None:
+    """Time to the first answer text after reasoning; None where the answer had no reasoning."""
+    reasoned = False
+    for event in record.events:
+        kinds = _kinds(event)
+        reasoned = reasoned or "reasoning" in kinds
+        if reasoned and "text" in kinds:
+            return event.t_s
+    return None
+
+
+def output_tokens(record: Record) -> int | None:
+    """N, as the server tells it; `record.output_tokens_source` says how. Never a number of chunks."""
+    return record.output_tokens
+
+
+def prompt_tokens(record: Record) -> int | None:
+    """Prompt tokens as the server counts them, chat template included."""
+    return record.prompt_tokens
+
+
+def cached_tokens(record: Record) -> int | None:
+    """Prompt tokens taken from the cache; None, never 0, where the server does not tell."""
+    return record.cached_tokens
+
+
+def k0(record: Record) -> int | None:
+    """Output tokens told up to and including the first event with text; None where untold."""
+    first = _first_spoken(record)
+    if first is None or record.events[first].tokens is None:
+        return None
+    # Zero beside text is a count that lags behind, so it tells nothing.
+    return sum(event.tokens or 0 for event in record.events[:first + 1]) or None
+
+
+def t_first_s(record: Record) -> float | None:
+    """When the decode rate starts: the first event with text."""
+    return ttft_s(record)
+
+
+def t_last_s(record: Record) -> float | None:
+    """When the last token was accounted for: an event that tells tokens, or where none does, the last with text.
+
+    An answer that ends by itself ends with a token that has no text (it is in the counts): then the finish
+    event. Counts that come after the finish belong to the finish.
+    """
+    finish = next((event.t_s for event in record.events if "finish" in _kinds(event)), math.inf)
+    if any(event.tokens is not None for event in record.events):
+        last = max((event.t_s for event in record.events if event.tokens), default=None)
+    elif finish < math.inf and record.finish_reason != "length":
+        last = finish
+    else:
+        last = max((event.t_s for event in record.events if _speaks(event)), default=None)
+    return None if last is None else min(last, finish)
+
+
+def decode_tps(record: Record) -> float | None:
+    """(N - k0) / (t_last - t_first); with k0 unknown (N - 1) in its place, see `decode_tps_bound`.
+
+    None with fewer than two events of tokens, or fewer than 16 tokens after the first event.
+    """
+    n, first_s, last_s = record.output_tokens, t_first_s(record), t_last_s(record)
+    if n is None or first_s is None or last_s is None or last_s <= first_s:
+        return None
+    if sum(1 for event in record.events if _speaks(event) or event.tokens) < 2:
+        return None
+    after_first = n - (k0(record) or 1)
+    return after_first / (last_s - first_s) if after_first >= MIN_DECODE_TOKENS else None
+
+
+def decode_tps_bound(record: Record) -> float | None:
+    """How far above the truth `decode_tps` may be, as a share of it: 0 with k0 known, None without a rate.
+
+    With k0 unknown the first event may hold as many tokens as the largest one, judged by its characters:
+    k_max = ceil(N * largest / all), so the rate lies within (1 - bound) and 1 times the value.
+    """
+    n = record.output_tokens
+    if n is None or decode_tps(record) is None:
+        return None
+    if k0(record) is not None:
+        return 0.0
+    chars = [event.chars for event in record.events if _speaks(event)]
+    if not sum(chars):
+        return 1.0                      # tool calls only: nothing tells how large an event is
+    return min(1.0, (max(1, math.ceil(n * max(chars) / sum(chars))) - 1) / (n - 1))
+
+
+def decode_tps_published_2026_10(record: Record) -> float | None:
+    """(N - 1) / (t_done - t_first), t_done the end of the stream: the definition of the 2026-10 publication."""
+    n, first_s, done_s = record.output_tokens, t_first_s(record), record.t_done_s
+    if n is None or n < 2 or first_s is None or done_s is None or done_s <= first_s:
+        return None
+    return (n - 1) / (done_s - first_s)
+
+
+def e2e_tps(record: Record) -> float | None:
+    """N / (t_last - t_send)."""
+    n, last_s = record.output_tokens, t_last_s(record)
+    return n / last_s if n and last_s else None
+
+
+def prefill_tps(record: Record) -> float | None:
+    """(prompt tokens - cached) / ttft; None under 256 prompt tokens or with an unknown cached share."""
+    n, cached, first_s = record.prompt_tokens, record.cached_tokens, ttft_s(record)
+    if n is None or cached is None or not first_s or n < MIN_PREFILL_TOKENS or cached > n:
+        return None
+    return (n - cached) / first_s
+
+
+def prefill_tps_published_2026_10(record: Record) -> float | None:
+    """prompt tokens / ttft, cached or not: the definition of the 2026-10 publication."""
+    first_s = ttft_s(record)
+    return record.prompt_tokens / first_s if record.prompt_tokens and first_s else None
+
+
+def decode_tps_server(record: Record) -> float | None:
+    """(predicted_n - 1) / predicted_ms from the engine's own timings.
+
+    Recomputed: builds differ in whether `predicted_per_second` counts the first token.
+    """
+    n, ms = _timing(record, "predicted_n"), _timing(record, "predicted_ms")
+    return (n - 1) / ms * 1e3 if n and ms and n - 1 >= MIN_DECODE_TOKENS else None
+
+
+def prefill_tps_server(record: Record) -> float | None:
+    """prompt_n / prompt_ms from the engine's own timings; prompt_n leaves cached tokens out.
+
+    None under 256 prompt tokens, cached ones counted in, as for `prefill_tps`.
+    """
+    n, ms = _timing(record, "prompt_n"), _timing(record, "prompt_ms")
+    if not n or not ms or (record.prompt_tokens or n) < MIN_PREFILL_TOKENS:
+        return None
+    return n / ms * 1e3
+
+
+def acceptance(record: Record) -> float | None:
+    """Accepted / drafted tokens of speculative decoding, from llama.cpp's timings; None when nothing was drafted."""
+    drafted, accepted = _timing(record, "draft_n"), _timing(record, "draft_n_accepted")
+    return accepted / drafted if drafted and accepted is not None else None
+
+
+def repetition_share(record: Record) -> float | None:
+    """Share of the most frequent token id, or where ids are untold, of the most frequent word; None without text.
+
+    From 0.9 on an answer says one thing over and over, and its rate is no claim about real text.
+    """
+    if record.same_token_share is not None:
+        return record.same_token_share
+    words = Counter(WORD.findall(record.reasoning + " " + record.text))
+    return max(words.values()) / words.total() if words else None
+
+
+DEFINITIONS: dict[str, Definition] = {
+    "ttft_s": ttft_s,
+    "ttfr_s": ttfr_s,
+    "ttfat_s": ttfat_s,
+    "output_tokens": output_tokens,
+    "prompt_tokens": prompt_tokens,
+    "cached_tokens": cached_tokens,
+    "k0": k0,
+    "t_first_s": t_first_s,
+    "t_last_s": t_last_s,
+    "decode_tps": decode_tps,
+    "decode_tps.published_2026_10": decode_tps_published_2026_10,
+    "decode_tps.server": decode_tps_server,
+    "e2e_tps": e2e_tps,
+    "prefill_tps": prefill_tps,
+    "prefill_tps.published_2026_10": prefill_tps_published_2026_10,
+    "prefill_tps.server": prefill_tps_server,
+    "acceptance": acceptance,
+    "repetition_share": repetition_share,
+}
+
+
+def _first_spoken(record: Record) -> int | None:
+    return next((i for i, event in enumerate(record.events) if _speaks(event)), None)
+
+
+def _speaks(event: Event) -> bool:
+    return not _kinds(event).isdisjoint(("text", "reasoning", "tool"))
+
+
+def _kinds(event: Event) -> set[str]:
+    return set(event.kind.split("+"))
+
+
+def _timing(record: Record, key: str) -> float | None:
+    value = (record.timings or {}).get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

@@ -1,0 +1,209 @@
+"""result.json: every value with its interval, every condition and verdict, computed from the run folder alone."""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import fmean
+
+from llmrepro import conditions, intervals, metrics, terms, verdict
+from llmrepro.client import Record
+from llmrepro.recipe import Recipe, Workload
+from llmrepro.run import load_recipe, read_json, read_lines, sha256_of
+
+INPUTS = ("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl")
+PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")
+COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+DIFFERS = 0.03                                       # client against server beyond this is flagged
+ANSWERED = ("ok", "early_stop")
+
+
+def compute(path: Path) -> dict:
+    """The content of result.json for a run folder. The same files always give the same result.
+
+    `metrics` are rows {metric, server, workload, case, statistic, value, unit, low, high, n, boots, note};
+    `requests` counts statuses per workload; `flags` are sentences; `inputs` are the sha256 of what was read.
+    """
+    recipe = load_recipe(path)
+    records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
+    boots = boot_files(path)
+    weights = read_json(path / "weights.json") if (path / "weights.json").exists() else {"facts": {}}
+    rows = [_row(m, v) for m, v in weights["facts"].items()] + _boot_rows(recipe, boots)
+    for workload in recipe.workloads:
+        for server in workload.on:
+            mine = [r for r in records if not r.warmup and (r.workload, r.server) == (workload.id, server)]
+            rows += _workload_rows(workload, server, mine)
+    found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, _here(path, recipe, boots, weights))
+    asked = [r for r in records if not r.warmup]
+    return {
+        "recipe": recipe.id,
+        "metrics": rows,
+        "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
+        "flags": _flags(asked, rows),
+        "conditions": [c._asdict() for c in found],
+        "verdicts": [verdict.judge(c, rows, found).model_dump() for c in recipe.claims],
+        "inputs": {n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in boots))
+                   if (path / n).exists()},
+    }
+
+
+def boot_files(path: Path) -> dict[int, dict]:
+    """boots/<n>.json of a run folder by number, in order."""
+    numbers = sorted(int(p.stem) for p in (path / "boots").glob("*.json") if p.stem.isdigit())
+    return {n: read_json(path / "boots" / f"{n}.json") for n in numbers}
+
+
+def _row(metric: str, value, *, server=None, workload=None, case=None, statistic="value", low=None, high=None,
+         n=1, boots=0, note=None) -> dict:
+    return {"metric": metric, "server": server, "workload": workload, "case": case, "statistic": statistic,
+            "value": value, "unit": terms.METRICS[metric].unit, "low": low, "high": high, "n": n, "boots": boots,
+            "note": note}
+
+
+def _interval_row(metric: str, found: intervals.Interval, **where) -> dict:
+    return _row(metric, found.mean, low=found.low, high=found.high, n=found.n, **where)
+
+
+def _boot_rows(recipe: Recipe, boots: dict[int, dict]) -> list[dict]:
+    """Start-up times (the mean over a server's boots) and what the engine told of itself."""
+    rows = []
+    for server in recipe.servers:
+        mine = [b for b in boots.values() if b["server"] == server.id]
+        told: dict[str, list] = defaultdict(list)
+        for boot in mine:
+            for metric, value in {**boot.get("startup", {}), **boot.get("metrics", {})}.items():
+                if value is not None:
+                    told[metric].append(value)
+        for metric, values in told.items():
+            where = {"server": server.id, "boots": len(values)}
+            if terms.METRICS[metric].better is None:
+                rows.append(_constant_row(metric, values, **where))
+            else:
+                rows.append(_interval_row(metric, intervals.of(values), statistic="mean", **where))
+    return rows
+
+
+def _constant_row(metric: str, values: list, **where) -> dict:
+    """A fact that must not vary: its value when it did not, else none and why."""
+    known = [v for v in values if v is not None]
+    if len(set(known)) == 1 and len(known) == len(values):
+        return _row(metric, known[0], n=len(values), **where)
+    note = f"it varied: {sorted(set(known))}" if known else "not told by the server"
+    return _row(metric, None, n=len(values), note=note, **where)
+
+
+def _workload_rows(workload: Workload, server: str, records: list[Record]) -> list[dict]:
+    rows = []
+    good = [r for r in records if r.status in ANSWERED]
+    where = {"server": server, "workload": workload.id}
+    boots = len({r.boot for r in good})
+    for case in workload.cases:
+        mine = [r for r in good if r.case == case]
+        if not mine:
+            continue
+        for metric in PER_CASE:
+            by_boot = _by_boot(metric, mine)
+            if by_boot:
+                rows.append(_interval_row(metric, intervals.over_boots(by_boot), case=case, boots=boots,
+                                          statistic="mean", **where))
+        rows += [_constant_row(m, [metrics.DEFINITIONS[m](r) for r in mine], case=case, boots=boots, **where)
+                 for m in COUNTS]
+    if workload.kind == "chat":
+        for metric in ("decode_tps", "decode_tps.published_2026_10", "ttft_s"):
+            rows += _suite_rows(workload.cases, metric, good, boots=boots, **where)
+    if workload.kind == "prefill":
+        points = [(r.prompt_tokens, t) for r in good if r.prompt_tokens and (t := metrics.ttft_s(r)) is not None]
+        fit = intervals.slope([p for p, _ in points], [t for _, t in points])
+        if fit is not None and fit.low > 0:          # a slope that may be nought says nothing of a speed
+            rows.append(_row("prefill_tps.slope", 1 / fit.mean, low=1 / fit.high, high=1 / fit.low, n=fit.n,
+                             boots=boots, statistic="slope", **where))
+    return rows
+
+
+def _by_boot(metric: str, records: list[Record]) -> dict[int, list[float]]:
+    values: dict[int, list[float]] = defaultdict(list)
+    for record in records:
+        value = metrics.DEFINITIONS[metric](record)
+        if value is not None:
+            values[record.boot].append(value)
+    return dict(values)
+
+
+def _suite_rows(cases: list[str], metric: str, records: list[Record], **where) -> list[dict]:
+    """A suite's value per round is its statistic over the prompts; the interval is over rounds, then boots."""
+    rounds: dict[tuple[int, int], list[Record]] = defaultdict(list)
+    for record in records:
+        if metrics.DEFINITIONS[metric](record) is not None:
+            rounds[record.boot, record.repeat].append(record)
+    whole = {k: v for k, v in rounds.items() if len({r.case for r in v}) == len(cases)}
+    if not whole:
+        return []
+    rows = []
+    for statistic, over in (("mean_of_means", _mean), ("token_weighted", _token_weighted)):
+        if statistic == "token_weighted" and not metric.startswith("decode_tps"):
+            continue
+        by_boot: dict[int, list[float]] = defaultdict(list)
+        for (boot, _), asked in sorted(whole.items()):
+            by_boot[boot].append(over(metric, asked))
+        rows.append(_interval_row(metric, intervals.over_boots(by_boot), statistic=statistic, **where))
+    return rows
+
+
+def _mean(metric: str, records: list[Record]) -> float:
+    return fmean(metrics.DEFINITIONS[metric](r) for r in records)
+
+
+def _token_weighted(metric: str, records: list[Record]) -> float:
+    """Σ tokens / Σ seconds: the speed of the whole round, in which a long answer weighs more."""
+    speeds = [(metrics.DEFINITIONS[metric](r), r.output_tokens) for r in records]
+    return sum(n for _, n in speeds) / sum(n / s for s, n in speeds)
+
+
+def _flags(records: list[Record], rows: list[dict]) -> list[str]:
+    """What a reader must know before believing a number."""
+    found = []
+    failed = [r for r in records if r.status not in ANSWERED]
+    if failed:
+        kinds = ", ".join(f"{n} {s}" for s, n in Counter(r.status for r in failed).items())
+        found.append(f"{len(failed)} of {len(records)} requests failed ({kinds}); no mean includes them")
+    for row in rows:
+        if row["metric"].endswith(".server") and row["value"]:
+            twin = next((r for r in rows if r["metric"] == row["metric"].removesuffix(".server")
+                         and all(r[k] == row[k] for k in ("server", "workload", "case", "statistic"))), None)
+            if twin and abs(twin["value"] / row["value"] - 1) > DIFFERS and row["metric"].startswith("decode"):
+                found.append(f"{twin['metric']} of {row['case']}: the client says {twin['value']:.1f}, the server "
+                             f"{row['value']:.1f}: more than {DIFFERS:.0%} apart")
+    repeated = sum(metrics.repetition_share(r) >= 0.9 for r in records if r.status in ANSWERED)
+    if repeated:
+        found.append(f"{repeated} of {len(records)} answers are one token over and over")
+    found += _drift(records)
+    return found
+
+
+def _drift(records: list[Record]) -> list[str]:
+    """A slope of decode speed over the rounds that its interval keeps from nought."""
+    found = []
+    for workload in sorted({r.workload for r in records}):
+        speeds = [(r.repeat, s) for r in records
+                  if r.workload == workload and (s := metrics.decode_tps(r)) is not None]
+        fit = intervals.slope([x for x, _ in speeds], [y for _, y in speeds])
+        if fit is not None and (fit.low > 0 or fit.high < 0):
+            mean = fmean(y for _, y in speeds)
+            found.append(f"decode speed of {workload} drifts by {fit.mean / mean:+.1%} a round "
+                         f"({fit.low / mean:+.1%} to {fit.high / mean:+.1%}): the machine was not steady")
+    return found
+
+
+def _here(path: Path, recipe: Recipe, boots: dict[int, dict], weights: dict) -> dict:
+    """Facts found in this run, by condition name."""
+    pins = recipe.engine.install.pins
+    freeze = (path / "engine-freeze.txt").read_text() if (path / "engine-freeze.txt").exists() else ""
+    installed = dict(line.split("  #")[0].strip().split("==") for line in freeze.splitlines() if "==" in line)
+    versions = [installed.get(name) for name in pins]
+    first = next(iter(boots.values()), {})
+    adapted = sorted({a for b in boots.values() for a in b.get("adaptations", [])})
+    steal = [b["machine"]["steal_share"] for b in boots.values() if b.get("machine", {}).get("steal_share") is not None]
+    return {"weights_sha256": weights["facts"].get("model.sha256"),
+            "engine_version": recipe.engine.version if versions == list(pins.values()) else ", ".join(map(str, versions)),
+            "threads": first.get("effective", {}).get("threads", first.get("threads")),
+            "adaptations": "; ".join(adapted) or None,
+            "load_1min": read_json(path / "machine.json").get("load_1min"),
+            "steal_share": max(steal, default=None)}

@@ -1,0 +1,349 @@
+"""What a streamed completion says: bytes to server-sent events, events to text and token counts.
+
+Pure functions over what `client` received; nothing here reads a clock or a socket.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from llmrepro.terms import Status
+
+DONE = b"[DONE]"
+# JSON numbers beyond this are no counts, and not exact everywhere.
+LARGEST_COUNT = 2**53
+SPOKEN = {"text", "reasoning", "tool"}
+
+OVERFLOW = re.compile(r"exceed_context_size|context_length_exceeded|context (length|size|window)"
+                      r"|max(imum)?[ _]model[ _]len|prompt (is )?too long", re.IGNORECASE)
+MEMORY = re.compile(r"out of memory|OutOfMemory|bad_alloc", re.IGNORECASE)
+DEAD = re.compile(r"EngineDead|EngineCore encountered", re.IGNORECASE)
+
+Source = Literal["ids", "usage_delta", "usage", "timings"]
+
+
+class Event(NamedTuple):
+    """One server-sent event as received."""
+
+    t_s: float
+    """Seconds after t_send: the read that completed the event, so all events of one read share it."""
+    kind: str
+    """'+'-joined, of: role text reasoning tool empty finish usage progress ping error done."""
+    chars: int
+    """Characters of text and reasoning in it."""
+    tokens: int | None
+    """Output tokens it newly accounts for, as the server tells; None where it tells nothing."""
+
+
+class Reader:
+    """Cuts bytes into SSE payloads (bytes, data lines joined) and pings (None) as they arrive.
+
+    Lines end in LF, CRLF or CR (WHATWG HTML, 9.2.6). A split character or line waits for its rest.
+    """
+
+    def __init__(self) -> None:
+        self.spoke = False
+        self._partial: list[bytes] = []
+        self._data: list[bytes] = []
+        self._after_cr = False
+
+    def feed(self, chunk: bytes) -> list[bytes | None]:
+        if self._after_cr and chunk[:1] == b"\n":
+            chunk = chunk[1:]
+        self._after_cr = chunk[-1:] == b"\r"
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = chunk.split(b"\n")
+        if len(lines) > 1 and self._partial:
+            lines[0] = b"".join((*self._partial, lines[0]))
+            self._partial.clear()
+        if lines[-1]:
+            self._partial.append(lines[-1])
+        return self._lines(lines[:-1])
+
+    def close(self) -> list[bytes | None]:
+        """What the end of the stream completes: a server may close without the last blank line."""
+        lines = [b"".join(self._partial), b""]
+        self._partial.clear()
+        return self._lines(lines)
+
+    def _lines(self, lines: Iterable[bytes]) -> list[bytes | None]:
+        out: list[bytes | None] = []
+        for line in lines:
+            if not line:
+                if self._data:
+                    out.append(b"\n".join(self._data))
+                    self._data.clear()
+                continue
+            if not self.spoke:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.startswith(b"data:"):
+                self.spoke = True
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif line.startswith(b":"):
+                self.spoke = True
+                out.append(None)
+        return out
+
+
+class Seen(NamedTuple):
+    """One event with every count it carries; `stream.count` decides which of them to believe."""
+
+    t_s: float
+    kinds: tuple[str, ...]
+    chars: int
+    ids: int | None
+    usage_n: int | None
+    timings_n: int | None
+
+
+@dataclass
+class Answer:
+    """All that the events of one request said."""
+
+    seen: list[Seen] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
+    error: Any = None
+    malformed: str | None = None
+    done: bool = False
+    spoke: bool = False
+    ids: Counter[Any] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+class Counts(NamedTuple):
+    """Token counts of one request, where each comes from, and what contradicts it."""
+
+    events: list[Event]
+    output_tokens: int | None
+    source: Source | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    same_token_share: float | None
+    notes: list[str]
+
+
+def read(arrivals: Iterable[tuple[int, bytes | None]], t_send_ns: int) -> Answer:
+    """What (time in ns, payload or None for a ping) pairs say; never raises for any payload."""
+    answer = Answer()
+    for t_ns, payload in arrivals:
+        t_s = (t_ns - t_send_ns) / 1e9
+        if payload is None:
+            answer.seen.append(Seen(t_s, ("ping",), 0, None, None, None))
+        elif payload.strip() == DONE:
+            answer.done = True
+            answer.seen.append(Seen(t_s, ("done",), 0, None, None, None))
+        else:
+            answer.seen.append(_event(answer, t_s, payload))
+    return answer
+
+
+def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
+    try:
+        event = json.loads(_decoded(payload, answer.notes))
+    except (ValueError, RecursionError) as error:
+        event = error
+    if not isinstance(event, dict):
+        found = payload[:80].decode("utf-8", "replace")
+        answer.malformed = answer.malformed or (f"event {len(answer.seen) + 1} is no JSON object: {found!r}; "
+                                                "a server log or a proxy between may say why")
+        return Seen(t_s, ("error",), 0, None, None, None)
+    if event.get("error") or event.get("object") == "error":
+        answer.error = answer.error or event
+        return Seen(t_s, ("error",), 0, None, None, None)
+
+    kinds: dict[str, None] = {}
+    chars, ids, choices = 0, None, event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
+        if choice.get("index"):
+            _note(answer.notes, "the server sent more than one choice; their tokens are counted together")
+        delta = choice.get("delta") if isinstance(choice.get("delta"), dict) else {}
+        text = _text(delta.get("content")) or _text(choice.get("text"))
+        reasoning = _text(delta.get("reasoning")) or _text(delta.get("reasoning_content"))
+        tool = bool(delta.get("tool_calls") or delta.get("function_call"))
+        told = choice.get("token_ids")
+        if isinstance(told, list):
+            ids = (ids or 0) + len(told)
+            answer.ids.update(token for token in told if isinstance(token, int))
+        if text:
+            answer.text.append(text)
+        if reasoning:
+            answer.reasoning.append(reasoning)
+        chars += len(text) + len(reasoning)
+        finish = choice.get("finish_reason")
+        answer.finish_reason = _text(finish) or answer.finish_reason
+        says = {"text": text, "reasoning": reasoning, "tool": tool}
+        kinds |= {kind: None for kind, said in says.items() if said}
+        if not any(says.values()):
+            # vLLM and llama.cpp name the role in a first event of its own; a repeated one is no news.
+            if delta.get("role"):
+                kinds["role"] = None
+            elif not finish and "prompt_progress" not in event:
+                kinds["empty"] = None
+        if finish:
+            kinds["finish"] = None
+    answer.spoke = answer.spoke or not SPOKEN.isdisjoint(kinds)
+
+    usage, timings = event.get("usage"), event.get("timings")
+    if isinstance(usage, dict):
+        kinds["usage"] = None
+        answer.usage = _plain(usage)
+    if isinstance(timings, dict):
+        answer.timings = _plain(timings)
+    if "prompt_progress" in event:
+        kinds.pop("role", None)
+        kinds["progress"] = None
+    return Seen(t_s, tuple(kinds) or ("empty",), chars, ids,
+                _number(usage, "completion_tokens"), _number(timings, "predicted_n"))
+
+
+def count(answer: Answer) -> Counts:
+    """Tokens per event and in all. Trusted in this order: ids, running usage (or llama.cpp's running
+    `timings.predicted_n`), the final usage, the final timings; a source that leaves out an event with text
+    is not trusted event by event. What contradicts the chosen one becomes a note, never an average.
+    """
+    seen, usage, timings = answer.seen, answer.usage, answer.timings
+    speaks = [not SPOKEN.isdisjoint(s.kinds) for s in seen]
+    ids = [s.ids for s in seen]
+    complete_ids = any(speaks) and all(n is not None for n, s in zip(ids, speaks, strict=True) if s) and sum(
+        n or 0 for n in ids) > 0
+    running = (_increments([s.usage_n for s in seen], speaks)
+               or _increments([s.timings_n for s in seen], speaks))
+    told: dict[Source, int | None] = {
+        "ids": sum(n or 0 for n in ids) if complete_ids else None,
+        "usage_delta": sum(n or 0 for n in running) if running else None,
+        "usage": _number(usage, "completion_tokens"),
+        "timings": _number(timings, "predicted_n"),
+    }
+    notes = []
+    for name, n in told.items():
+        if n == 0 and answer.spoke:
+            notes.append(f"{name} tells 0 output tokens although text arrived: not used")
+            told[name] = None
+    source = next((name for name, n in told.items() if n is not None), None)
+    if len({n for n in told.values() if n is not None}) > 1:
+        notes.append("output token counts differ: " + ", ".join(f"{name} {n}" for name, n in told.items()
+                                                                if n is not None) + f"; {source} is used")
+    if any(n is not None for n in ids) and not complete_ids:
+        notes.append("token ids came with some events only: not used")
+    tokens: Sequence[int | None] = ids if source == "ids" else running if source == "usage_delta" and running \
+        else [None] * len(seen)
+    prompt, cached = _prompt(usage, timings, notes)
+    return Counts([Event(s.t_s, "+".join(s.kinds), s.chars, n) for s, n in zip(seen, tokens, strict=True)],
+                  told[source] if source else None, source, prompt, cached,
+                  max(answer.ids.values()) / answer.ids.total() if complete_ids and answer.ids else None, notes)
+
+
+def _increments(cumulative: Sequence[int | None], speaks: Sequence[bool]) -> list[int | None] | None:
+    """New tokens per event of a running count; None unless each event with text tells one that never falls."""
+    last = max((i for i, spoken in enumerate(speaks) if spoken), default=-1)
+    reached, new = 0, []
+    for i, (total, spoken) in enumerate(zip(cumulative, speaks, strict=True)):
+        if total is None and spoken or total is not None and total < reached and i <= last:
+            return None
+        new.append(None if total is None else max(0, total - reached))
+        reached = max(reached, total or 0)
+        if i == last and not reached:
+            return None
+    return new if last >= 0 else None
+
+
+def _prompt(usage: Any, timings: Any, notes: list[str]) -> tuple[int | None, int | None]:
+    """(prompt tokens, cached tokens). llama.cpp's prompt_n leaves the cached ones out."""
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    computed, reused = _number(timings, "prompt_n"), _number(timings, "cache_n")
+    totals = [_number(usage, "prompt_tokens"),
+              None if computed is None or reused is None else computed + reused]
+    cached = [_number(details, "cached_tokens"), _number(usage, "cached_tokens"), reused]
+    chosen = []
+    for name, values in (("prompt", totals), ("cached", cached)):
+        known = [n for n in values if n is not None]
+        if len(set(known)) > 1:
+            notes.append(f"{name} token counts differ between usage and timings: {known}; the first is used")
+        chosen.append(known[0] if known else None)
+    return chosen[0], chosen[1]
+
+
+def refusal(http_status: int, body: Any) -> tuple[Status, str, int | None]:
+    """(status, sentence, prompt tokens it names) for an error event, or for the bytes of a body that is no stream."""
+    if isinstance(body, bytes):
+        try:
+            body = json.loads(body)
+        except (ValueError, RecursionError):
+            body = body.decode("utf-8", "replace").strip()
+    error = body
+    if isinstance(body, dict):
+        error = next((body[key] for key in ("error", "detail") if body.get(key)), body)
+        if http_status == 200 and error is body and body.get("object") != "error":
+            return "stream_error", "the server answered with one JSON body, a stream was asked: it ignores `stream`", None
+    said = error if isinstance(error, str) else _json(error)
+    message = _text(error.get("message")) if isinstance(error, dict) else ""
+    message = (message or said)[:500]
+    if http_status in (200, 400) and OVERFLOW.search(said):
+        n = _number(error, "n_prompt_tokens")
+        return "context_overflow", (f"the prompt does not fit the context: {message}; shorten it or serve "
+                                    "with a longer context"), n
+    if MEMORY.search(said):
+        return "oom", f"the server ran out of memory: {message}; serve with a shorter context or a smaller batch", None
+    if DEAD.search(said):
+        return "engine_died", f"the engine behind the server died: {message}; read the server's log", None
+    if http_status != 200:
+        return "http_error", f"HTTP {http_status}: {message or 'no body'}; compare the request with the API", None
+    return "stream_error", f"the server sent {message or 'nothing at all'}; read the server's log", None
+
+
+def storable(value: Any) -> Any:
+    """The value with lone surrogates (half an emoji in a JSON escape) joined or replaced, so UTF-8 can hold it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        joined = json.loads(json.dumps(value))
+        return json.loads(json.dumps(joined, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def _plain(value: Any, depth: int = 3) -> Any:
+    """A server's object as records.jsonl can hold it: three levels deep, storable strings."""
+    if isinstance(value, dict):
+        return {storable(k): _plain(v, depth - 1) for k, v in value.items()} if depth else None
+    if isinstance(value, list):
+        return [_plain(v, depth - 1) for v in value] if depth else None
+    return storable(value)
+
+
+def _number(holder: Any, key: str) -> int | None:
+    value = holder.get(key) if isinstance(holder, dict) else None
+    return value if type(value) is int and 0 <= value < LARGEST_COUNT else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _decoded(payload: bytes, notes: list[str]) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        _note(notes, "the server sent invalid UTF-8; replaced by U+FFFD")
+        return payload.decode("utf-8", "replace")
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "an error object nested too deeply to show"
+
+
+def _note(notes: list[str], note: str) -> None:
+    if note not in notes:
+        notes.append(note)

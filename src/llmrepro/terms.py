@@ -1,0 +1,79 @@
+"""The kit's vocabulary: metrics, outcomes, verdict words, and which engines and fixes exist."""
+
+import difflib
+from collections.abc import Iterable
+from importlib import resources
+from typing import Literal, NamedTuple
+
+Outcome = Literal["running", "completed", "failed", "stopped", "lacking", "interrupted"]
+Word = Literal["reproduced", "not_reproduced", "inconclusive", "not_comparable", "not_evaluated"]
+Mode = Literal["auto", "live", "published"]
+Profile = Literal["quick", "full"]
+Evidence = Literal["measured", "community", "stated"]
+WorkloadKind = Literal["chat", "prefill"]
+Status = Literal["ok", "early_stop", "context_overflow", "http_error", "stream_error", "timeout",
+                 "engine_died", "oom", "skipped"]
+
+STAGES = ("card", "machine", "prepare", "measure", "results", "charts", "report")
+
+
+class Metric(NamedTuple):
+    """What a metric id stands for. `of` says what one value of it describes."""
+
+    title: str
+    unit: str                                            # "" for a plain number or a word
+    better: Literal["higher", "lower"] | None            # None: neither way is better, it is a fact
+    of: Literal["weights", "boot", "request", "workload"]
+
+
+METRICS = {
+    "model.sha256": Metric("sha256 of the weights file", "", None, "weights"),
+    "model.bytes": Metric("size of the weights file", "B", None, "weights"),
+    "model.layers": Metric("layers", "", None, "weights"),
+    "model.context_tokens": Metric("context the model was trained for", "tok", None, "weights"),
+    "kv_bytes_per_token": Metric("KV cache per token, as the engine allocates it", "B/tok", None, "boot"),
+    "startup.port_s": Metric("port open", "s", "lower", "boot"),
+    "startup.models_s": Metric("/v1/models answers", "s", "lower", "boot"),
+    "startup.health_s": Metric("/health says ready", "s", "lower", "boot"),
+    "startup.first_completion_s": Metric("first token of the first completion", "s", "lower", "boot"),
+    "prompt_tokens": Metric("prompt tokens as the server counts them", "tok", None, "request"),
+    "output_tokens": Metric("output tokens", "tok", None, "request"),
+    "cached_tokens": Metric("prompt tokens taken from the cache", "tok", None, "request"),
+    "ttfr_s": Metric("time to the first event", "s", "lower", "request"),
+    "ttft_s": Metric("time to the first token (TTFT)", "s", "lower", "request"),
+    "ttfat_s": Metric("time to the first answer token after reasoning", "s", "lower", "request"),
+    "decode_tps": Metric("decode speed", "tok/s", "higher", "request"),
+    "decode_tps.published_2026_10": Metric("decode speed, (N-1) to the stream's end", "tok/s", "higher",
+                                           "request"),
+    "decode_tps.server": Metric("decode speed by the server's own clock", "tok/s", "higher", "request"),
+    "e2e_tps": Metric("output tokens per second of the whole request", "tok/s", "higher", "request"),
+    "prefill_tps": Metric("prefill speed", "tok/s", "higher", "request"),
+    "prefill_tps.server": Metric("prefill speed by the server's own clock", "tok/s", "higher", "request"),
+    "prefill_tps.slope": Metric("prefill speed from the slope of TTFT over lengths", "tok/s", "higher",
+                                "workload"),
+    "acceptance": Metric("accepted share of drafted tokens", "", "higher", "request"),
+}
+
+
+def engines() -> list[str]:
+    """Names of the engines there are: one module each in `llmrepro.engines`."""
+    return _modules("engines")
+
+
+def fixes() -> list[str]:
+    """Names of the fixes there are: one module each in `llmrepro.fixes`."""
+    return _modules("fixes")
+
+
+def _modules(package: str) -> list[str]:
+    files = resources.files("llmrepro").joinpath(package).iterdir()
+    return sorted(f.name[:-3].replace("_", "-") for f in files
+                  if f.name.endswith(".py") and not f.name.startswith("_"))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The ending of a refusal: the nearest known name where one is near, then all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(known) or 'none'}"

@@ -1,0 +1,254 @@
+"""Protocols of requests. A workload's rounds run inside a boot that is started and ended here."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import requests
+
+from llmrepro import engines, machine, server
+from llmrepro.client import Question, Record, ask
+from llmrepro.progress import Progress
+from llmrepro.recipe import Recipe, Server, Workload
+from llmrepro.run import Run, read_json, read_lines
+
+DEATHS = 3                                           # a server is started again after this many deaths, no more
+SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0       # two slow cores, one of them for the engine
+ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and said something definite
+
+
+class MeasureFailure(RuntimeError):
+    """Measuring cannot go on; what was measured is kept. The text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of the plan. `replicate` counts a server's boots as the recipe asks for them."""
+
+    server: str
+    replicate: int
+    workload: str
+    case: str
+    repeat: int
+
+
+def plan(recipe: Recipe) -> list[Job]:
+    """Every request that a complete run has, in order: per boot, per workload, rounds that ask every case."""
+    return [Job(s.id, replicate, w.id, case, repeat)
+            for s in recipe.servers for replicate in range(s.boots)
+            for w in recipe.workloads if s.id in w.on
+            for repeat in range(w.repeats) for case in w.cases]
+
+
+def estimate_s(recipe: Recipe, jobs: list[Job]) -> float:
+    """Seconds that jobs may take on two slow cores, start-up included."""
+    workloads = {w.id: w for w in recipe.workloads}
+    boots = {(j.server, j.replicate) for j in jobs}
+    return sum(_cost_s(workloads[j.workload], j.case) for j in jobs) + 10 * len(boots)
+
+
+def _cost_s(workload: Workload, case: str) -> float:
+    prompt = int(case) if workload.kind == "prefill" else 60
+    return prompt / SLOW_PREFILL_TPS + workload.max_tokens / SLOW_DECODE_TPS
+
+
+def missing(run_path: Path, recipe: Recipe) -> list[Job]:
+    """The jobs that no record answers yet. Boots that an earlier sitting began are gone on with."""
+    replicates = {int(p.stem): read_json(p)["replicate"] for p in (run_path / "boots").glob("[0-9]*.json")
+                  if p.stem.isdigit()}
+    done = {(r["server"], replicates.get(r["boot"]), r["workload"], r["case"], r["repeat"])
+            for r in read_lines(run_path / "records.jsonl") if not r["warmup"]}
+    return [j for j in plan(recipe) if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done]
+
+
+def measure(run: Run, environment: Path, weights: Path) -> None:
+    """Ask everything that is missing, a boot per server and replicate, each record written as it ends.
+
+    A failed request is a record with its status. A dead server is started again, and what killed it is not
+    asked again. Raises ServerFailure when a server never gets ready, MeasureFailure after too many deaths.
+    """
+    recipe = run.recipe
+    jobs = missing(run.path, recipe)
+    costs = {w.id: w for w in recipe.workloads}
+    with Progress("measure", sum(_cost_s(costs[j.workload], j.case) for j in jobs)) as bar:
+        for one in recipe.servers:
+            for replicate in range(one.boots):
+                mine = [j for j in jobs if (j.server, j.replicate) == (one.id, replicate)]
+                _replicate(run, recipe, one, replicate, mine, environment, weights, bar)
+
+
+def _replicate(run: Run, recipe: Recipe, one: Server, replicate: int, jobs: list[Job], environment: Path,
+               weights: Path, bar: Progress) -> None:
+    deaths = 0
+    while jobs:
+        with _boot(run, recipe, one, replicate, environment, weights, bar) as asker:
+            for workload in recipe.workloads:
+                asker.ask_all(workload, [j for j in jobs if j.workload == workload.id])
+        killer = asker.killer
+        jobs = [j for j in jobs if j not in asker.asked
+                and (killer is None or (j.workload, j.case) != (killer.workload, killer.case))]
+        deaths += killer is not None
+        if deaths > DEATHS:
+            raise MeasureFailure(f"the server {one.id!r} died {deaths} times, last during {killer.workload} "
+                                 f"{killer.case}; the records until then are kept; read {run.path}/boots/ for "
+                                 f"its logs, then resume={str(run.path)!r}")
+
+
+class _Asker:
+    """Asks one live server. `asked` are the jobs it has records for, `killer` the one it died in."""
+
+    def __init__(self, run: Run, boot: server.Boot, engine, recipe: Recipe, one: Server, texts: dict[str, str],
+                 bar: Progress):
+        self.run, self.boot, self.engine, self.recipe, self.one = run, boot, engine, recipe, one
+        self.texts, self.bar = texts, bar
+        self.asked: set[Job] = set()
+        self.killer: Job | None = None
+
+    def ask_all(self, workload: Workload, jobs: list[Job]) -> None:
+        """Warm up, then ask the jobs in order, until the server dies."""
+        if not jobs or self.killer is not None:
+            return
+        self.run.append(ask_one(self.boot, self._warmup(workload)))
+        for job in jobs:
+            self.bar.to(self.bar.done, f"{self.one.id} · {workload.id} · {job.case} · round {job.repeat + 1}")
+            record = ask_one(self.boot, self._question(workload, job))
+            died = None if record.status in ANSWERED else self._died()
+            if died is not None:
+                record = record.model_copy(update={"status": "engine_died", "error": died})
+                self.killer = job
+            self.run.append(record)
+            self.asked.add(job)
+            self.bar.to(self.bar.done + _cost_s(workload, job.case))
+            if died is not None:
+                return
+
+    def _died(self) -> str | None:
+        """Why the server is dead, or None: a server lives when it can still generate."""
+        for _ in range(20):                          # an exit is seen a moment after its last answer
+            ended = self.boot.ended()
+            if ended is not None:
+                return ended
+            time.sleep(0.05)
+        probe = ask_one(self.boot, replace(self._warmup(self.recipe.workloads[0]), case="probe"), timeout_s=60)
+        return None if probe.status in ANSWERED else f"it no longer generates: {probe.status}, {probe.error}"
+
+    def _warmup(self, workload: Workload) -> Question:
+        return question(self.engine, self.recipe, workload, self.one.id, self.boot.number,
+                        self.texts[workload.warmup.sha256], case=workload.warmup.id, warmup=True)
+
+    def _question(self, workload: Workload, job: Job) -> Question:
+        if workload.kind == "prefill":
+            salt = hashlib.sha256(f"{self.run.path.name} {self.boot.number} {job}".encode()).hexdigest()[:12]
+            text = salted(self.texts[workload.text.sha256], int(job.case), salt, self._count)
+        else:
+            text = self.texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
+        return question(self.engine, self.recipe, workload, self.one.id, self.boot.number, text, case=job.case,
+                        repeat=job.repeat)
+
+    def _count(self, text: str) -> int:
+        path, body = self.engine.tokenize(text)
+        answer = call(self.boot, path, body)
+        if answer is None or "tokens" not in answer:
+            raise MeasureFailure(f"{path} of the server did not count the tokens of a prompt; "
+                                 f"its log {self.boot.log} may say why")
+        return len(answer["tokens"])
+
+
+@contextmanager
+def _boot(run: Run, recipe: Recipe, one: Server, replicate: int, environment: Path, weights: Path,
+          bar: Progress) -> Iterator[_Asker]:
+    engine = engines.load(recipe.engine.name)
+    texts = read_json(run.path / "prompts.json")
+    number = 1 + max((int(p.stem) for p in (run.path / "boots").glob("[0-9]*.json") if p.stem.isdigit()), default=0)
+    threads = machine.threads()
+    told: dict = {"server": one.id, "replicate": replicate, "threads": threads, "adaptations": []}
+
+    def command(port: int, api_key: str) -> server.Command:
+        launch = engine.launch(environment, recipe.engine.install, one, weights, alias=recipe.id, port=port,
+                               api_key=api_key, threads=threads)
+        told.update(command=[a.replace(api_key, "…") for a in launch.argv], adaptations=launch.adaptations)
+        return server.Command(launch.argv, {**_minimal_environment(), **launch.env})
+
+    warmup = recipe.workloads[0]
+    ready = question(engine, recipe, warmup, one.id, number, texts[warmup.warmup.sha256],
+                     case=warmup.warmup.id, warmup=True)
+    ready = replace(ready, body={**ready.body, "max_tokens": 4})
+    watch = machine.Stopwatch()
+    with server.boot(command, folder=run.path, number=number, ready=ready,
+                     status_file=run.path / "status.json",
+                     on_wait=lambda s, what: bar.to(bar.done, f"{one.id} · {what}")) as boot:
+        told.update(startup=boot.startup, started_at_ns=boot.started_ns)
+        run.write_json(f"boots/{number}.json", told)
+        asker = _Asker(run, boot, engine, recipe, one, texts, bar)
+        try:
+            yield asker
+        finally:
+            if boot.ended() is None:
+                told.update(engine.observe(lambda path: call(boot, path), boot.log.read_text(errors="replace")))
+            told.update(machine=watch.reading())
+            run.write_json(f"boots/{number}.json", told)
+
+
+def _minimal_environment() -> dict[str, str]:
+    """What an engine inherits: enough to find programs, caches and its locale, and none of the user's tokens."""
+    names = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def question(engine, recipe: Recipe, workload: Workload, server_id: str, boot: int, text: str, *, case: str,
+             repeat: int = 0, warmup: bool = False) -> Question:
+    """A workload's request for one prompt text: every sampling field sent, streamed, usage asked for."""
+    sampling = {k: v for k, v in workload.sampling.model_dump().items() if v is not None}
+    prompt = {"messages": [{"role": "user", "content": text}]} \
+        if workload.endpoint == "/v1/chat/completions" else {"prompt": text}
+    body = {"model": recipe.id, **prompt, "max_tokens": workload.max_tokens, **sampling}
+    if workload.ignore_eos:
+        body["ignore_eos"] = True
+    return Question(workload.endpoint, engine.request(body, cache=workload.cache), server=server_id, boot=boot,
+                    workload=workload.id, case=case, repeat=repeat, warmup=warmup,
+                    prompt_sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def salted(text: str, tokens: int, salt: str, count) -> str:
+    """A prompt of exactly `tokens` tokens by `count`: a salted first line, then as much of `text` as fits.
+
+    The salt stands at the head, so that no prefix of an earlier prompt can be reused. Raises MeasureFailure
+    when the text is too short or the count cannot be met.
+    """
+    head, words = f"Note {salt}.\n", text.split(" ")
+    low, high = 0, len(words)
+    if count(head + text) < tokens:
+        raise MeasureFailure(f"a prompt of {tokens} tokens is wanted and the text has fewer; give a longer text")
+    while low < high:                                # most words that fit
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(head + " ".join(words[:middle])) <= tokens else (low, middle - 1)
+    prompt = head + " ".join(words[:low])
+    for _ in range(tokens):
+        if count(prompt) >= tokens:
+            break
+        prompt += " a"                               # a token of its own in the vocabularies met so far
+    if count(prompt) != tokens:
+        raise MeasureFailure(f"no prompt of exactly {tokens} tokens could be cut from the text; choose another length")
+    return prompt
+
+
+def ask_one(boot: server.Boot, asked: Question, timeout_s: float = 600) -> Record:
+    return ask(boot.url, asked, api_key=boot.api_key, timeout_s=timeout_s)
+
+
+def call(boot: server.Boot, path: str, body: dict | None = None) -> dict | None:
+    """A plain request to the server's API: parsed JSON, or None when it gives none."""
+    with requests.Session() as session:
+        session.trust_env = False                    # a proxy variable must not catch loopback
+        session.headers["Authorization"] = f"Bearer {boot.api_key}"
+        try:
+            answer = session.get(boot.url + path, timeout=30) if body is None else \
+                session.post(boot.url + path, json=body, timeout=30)
+            return answer.json() if answer.ok else None
+        except (requests.RequestException, json.JSONDecodeError):
+            return None
