@@ -197,7 +197,7 @@ def _interpreter(wanted: str | None) -> Path:
                            text=True, env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"})
     if found.returncode != 0:
         raise EnvironmentFailure(f"this engine needs Python {wanted} and none is installed here",
-                                 next_step=f"install Python {wanted} (with your system's packages, pyenv or conda)")
+                                 next_step="install it (with your system's packages, pyenv or conda)")
     return Path(found.stdout.strip())
 
 

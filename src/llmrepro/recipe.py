@@ -1,9 +1,8 @@
-"""Recipes: what is measured, on what, how, and what was claimed; read from JSON and refused in sentences."""
+"""A recipe: what is measured, on what, how, and what was claimed; bad ones are refused in sentences."""
 
-import hashlib
 import json
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,7 +30,7 @@ def _relative(value: str) -> str:
 
 
 def _allowed_argument(value: str) -> str:
-    name = value.split("=")[0]
+    name = value.partition("=")[0]
     if name in KIT_ARGUMENTS:
         raise ValueError(f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); "
                          "leave it out")
@@ -86,7 +85,7 @@ class Needs(Part):
     disk_gib: float = Field(0, ge=0)
     vram_gib: float = Field(0, ge=0)
     compute_capability: str | None = Field(None, pattern=r"^\d+\.\d+$")
-    commands: list[Name] = []
+    commands: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")]] = []
     minutes: float = Field(5, gt=0, description="Expected minutes of the quick profile, to be said first.")
 
 
@@ -113,7 +112,7 @@ class Install(Part):
         for name, value in self.build.items():
             if not re.fullmatch(r"(GGML|LLAMA|CMAKE|BUILD)_[A-Z0-9_]+", name) \
                     or not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-                raise ValueError(f"build variable {name}={value!r} is not of the form GGML_X=ON; plain words only")
+                raise ValueError(f"build variable {name}={value!r} is not of the form GGML_X=ON, plain words only")
         return self
 
 
@@ -173,7 +172,7 @@ class PromptSource(Part):
 
 class Prompt(Part):
     id: Name
-    file: RelativePath | None = Field(None, description="A text file of ours beside the recipe.")
+    file: RelativePath | None = Field(None, description="A text file of ours, in the recipe's folder or its model's.")
     source: PromptSource | None = None
     sha256: Sha256
     prompt_tokens: int | None = None
@@ -318,10 +317,12 @@ class Recipe(Part):
         for w in self.workloads:
             for name in w.on:
                 if name not in servers:
-                    raise ValueError(f"workload {w.id!r}: no server is called {name!r}; {terms.nearest(name, servers)}")
+                    raise ValueError(f"workload {w.id!r}: no server is called {name!r}; "
+                                     f"{terms.nearest(name, servers)}")
         for c in self.claims:
             if c.server is not None and c.server not in servers:
-                raise ValueError(f"claim {c.id!r}: no server is called {c.server!r}; {terms.nearest(c.server, servers)}")
+                raise ValueError(f"claim {c.id!r}: no server is called {c.server!r}; "
+                                 f"{terms.nearest(c.server, servers)}")
             if c.workload is not None and c.workload not in workloads:
                 raise ValueError(f"claim {c.id!r}: no workload is called {c.workload!r}; "
                                  f"{terms.nearest(c.workload, workloads)}")
@@ -336,49 +337,6 @@ def _unique(kind: str, ids: list[str]) -> list[str]:
     if twice:
         raise ValueError(f"two {kind}s have the id {sorted(twice)[0]!r}; give each its own")
     return ids
-
-
-def home() -> Path:
-    """The recipes folder: beside the package's checkout, found from the package and never from the cwd."""
-    return Path(__file__).resolve().parents[2] / "recipes"
-
-
-def ids() -> list[str]:
-    """Ids of this repository's recipes, the default first."""
-    found = sorted(str(p.parent.relative_to(home())) for p in home().glob("*/*/recipe.json"))
-    return sorted(found, key=lambda i: i != DEFAULT)
-
-
-DEFAULT = "smollm2-135m/llama-cpp--cpu"
-
-
-def path_of(name: str) -> Path:
-    """The recipe.json of an id of this repository, or of a path to another one. Raises RecipeError."""
-    if name in ids():
-        return home() / name / "recipe.json"
-    path = Path(name).expanduser()
-    path = path / "recipe.json" if path.is_dir() else path
-    if path.suffix == ".json" and path.is_file():
-        return path.resolve()
-    raise RecipeError(f"no recipe is called {name!r}; {terms.nearest(name, ids())}. "
-                      "A recipe from elsewhere is given as the path of its recipe.json")
-
-
-def load(name: str) -> Recipe:
-    """The recipe of an id or path. Raises RecipeError with every fault it has, each with its key's path."""
-    path = path_of(name)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not JSON: {error}; mend the file at that place") from None
-    recipe = validated(data, str(path))
-    if path.is_relative_to(home()) and recipe.id != str(path.parent.relative_to(home())):
-        raise RecipeError(f"{path}: id is {recipe.id!r} but the folder says "
-                          f"{str(path.parent.relative_to(home()))!r}; make them equal")
-    for prompt in prompts(recipe):
-        if prompt.file is not None:
-            prompt_text(prompt, path.parent)
-    return recipe
 
 
 def validated(data: Any, where: str) -> Recipe:
@@ -432,21 +390,3 @@ def json_schema() -> dict:
 def prompts(recipe: Recipe) -> list[Prompt]:
     """Every prompt a recipe names, warm-ups and texts included."""
     return [p for w in recipe.workloads for p in (*w.prompts, w.warmup, *([w.text] if w.text else []))]
-
-
-def prompt_text(prompt: Prompt, folder: Path) -> str:
-    """The text of a prompt kept beside its recipe, UTF-8, without the file's last newline.
-
-    Raises RecipeError when the file is missing or its sha256 is another.
-    """
-    if prompt.file is None:
-        raise RecipeError(f"prompt {prompt.id!r} has no text of ours here")
-    path = folder / prompt.file
-    if not path.is_file():
-        raise RecipeError(f"prompt {prompt.id!r}: {path} is missing; restore it or mend the recipe's `file`")
-    text = path.read_text(encoding="utf-8").removesuffix("\n")
-    found = hashlib.sha256(text.encode()).hexdigest()
-    if found != prompt.sha256:
-        raise RecipeError(f"prompt {prompt.id!r}: {path} has sha256 {found}, the recipe says {prompt.sha256}; "
-                          "restore the text, or write the new hash into the recipe if the change is meant")
-    return text

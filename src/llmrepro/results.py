@@ -7,7 +7,7 @@ from statistics import fmean
 from llmrepro import conditions, intervals, metrics, terms, verdict
 from llmrepro.client import Record
 from llmrepro.recipe import Recipe, Workload
-from llmrepro.run import load_recipe, read_json, read_lines, sha256_of
+from llmrepro.run import boots, load_recipe, read_json, read_lines, sha256_of
 
 INPUTS = ("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl")
 PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")
@@ -24,14 +24,15 @@ def compute(path: Path) -> dict:
     """
     recipe = load_recipe(path)
     records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
-    boots = boot_files(path)
+    started = boots(path)
     weights = read_json(path / "weights.json") if (path / "weights.json").exists() else {"facts": {}}
-    rows = [_row(m, v) for m, v in weights["facts"].items()] + _boot_rows(recipe, boots)
+    rows = [_row(m, v) for m, v in weights["facts"].items()] + _boot_rows(recipe, started)
     for workload in recipe.workloads:
         for server in workload.on:
             mine = [r for r in records if not r.warmup and (r.workload, r.server) == (workload.id, server)]
             rows += _workload_rows(workload, server, mine)
-    found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, _here(path, recipe, boots, weights))
+    found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe,
+                               _here(path, recipe, started, weights))
     asked = [r for r in records if not r.warmup]
     return {
         "recipe": recipe.id,
@@ -40,15 +41,9 @@ def compute(path: Path) -> dict:
         "flags": _flags(asked, rows),
         "conditions": [c._asdict() for c in found],
         "verdicts": [verdict.judge(c, rows, found).model_dump() for c in recipe.claims],
-        "inputs": {n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in boots))
+        "inputs": {n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started))
                    if (path / n).exists()},
     }
-
-
-def boot_files(path: Path) -> dict[int, dict]:
-    """boots/<n>.json of a run folder by number, in order."""
-    numbers = sorted(int(p.stem) for p in (path / "boots").glob("*.json") if p.stem.isdigit())
-    return {n: read_json(path / "boots" / f"{n}.json") for n in numbers}
 
 
 def _row(metric: str, value, *, server=None, workload=None, case=None, statistic="value", low=None, high=None,
@@ -62,11 +57,11 @@ def _interval_row(metric: str, found: intervals.Interval, **where) -> dict:
     return _row(metric, found.mean, low=found.low, high=found.high, n=found.n, **where)
 
 
-def _boot_rows(recipe: Recipe, boots: dict[int, dict]) -> list[dict]:
+def _boot_rows(recipe: Recipe, started: dict[int, dict]) -> list[dict]:
     """Start-up times (the mean over a server's boots) and what the engine told of itself."""
     rows = []
     for server in recipe.servers:
-        mine = [b for b in boots.values() if b["server"] == server.id]
+        mine = [b for b in started.values() if b["server"] == server.id]
         told: dict[str, list] = defaultdict(list)
         for boot in mine:
             for metric, value in {**boot.get("startup", {}), **boot.get("metrics", {})}.items():
@@ -192,17 +187,18 @@ def _drift(records: list[Record]) -> list[str]:
     return found
 
 
-def _here(path: Path, recipe: Recipe, boots: dict[int, dict], weights: dict) -> dict:
+def _here(path: Path, recipe: Recipe, started: dict[int, dict], weights: dict) -> dict:
     """Facts found in this run, by condition name."""
     pins = recipe.engine.install.pins
     freeze = (path / "engine-freeze.txt").read_text() if (path / "engine-freeze.txt").exists() else ""
     installed = dict(line.split("  #")[0].strip().split("==") for line in freeze.splitlines() if "==" in line)
     versions = [installed.get(name) for name in pins]
-    first = next(iter(boots.values()), {})
-    adapted = sorted({a for b in boots.values() for a in b.get("adaptations", [])})
-    steal = [b["machine"]["steal_share"] for b in boots.values() if b.get("machine", {}).get("steal_share") is not None]
+    first = next(iter(started.values()), {})
+    adapted = sorted({a for b in started.values() for a in b.get("adaptations", [])})
+    steal = [b["machine"]["steal_share"] for b in started.values() if b.get("machine", {}).get("steal_share")]
     return {"weights_sha256": weights["facts"].get("model.sha256"),
-            "engine_version": recipe.engine.version if versions == list(pins.values()) else ", ".join(map(str, versions)),
+            "engine_version": recipe.engine.version if versions == list(pins.values()) else
+            ", ".join(v for v in versions if v) or None,
             "threads": first.get("effective", {}).get("threads", first.get("threads")),
             "adaptations": "; ".join(adapted) or None,
             "load_1min": read_json(path / "machine.json").get("load_1min"),

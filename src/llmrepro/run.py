@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from llmrepro import catalog, terms
 from llmrepro import recipe as recipes
-from llmrepro import terms
 from llmrepro.recipe import Recipe
 
 
@@ -30,7 +30,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    recipe: str = Field(recipes.DEFAULT, description="id, or path of a recipe.json")
+    recipe: str = Field(catalog.DEFAULT, description="id, or path of a recipe.json")
     mode: terms.Mode = Field("auto", description="auto | live | published")
     profile: terms.Profile = Field("quick", description="quick | full")
     repeats: int | None = Field(None, ge=1, le=1000, description="rounds per workload; None: the recipe's")
@@ -46,7 +46,8 @@ def parameters(values: dict[str, Any]) -> Parameters:
     """Checked parameters. Raises RunError naming the parameter, what it was, and what would do."""
     unknown = sorted(set(values) - set(Parameters.model_fields))
     if unknown:
-        raise RunError(f"no parameter is called {unknown[0]!r}; {terms.nearest(unknown[0], Parameters.model_fields)}")
+        raise RunError(f"no parameter is called {unknown[0]!r}; "
+                       f"{terms.nearest(unknown[0], Parameters.model_fields)}")
     try:
         return Parameters.model_validate(values)
     except ValidationError as error:
@@ -89,12 +90,13 @@ def _override(node, keys: list[str], value, path: str) -> None:
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise RunError(f"override {path!r}: nothing lies below {'.'.join(keys[:-1])}; give a path into recipe.json")
+        raise RunError(f"override {path!r}: nothing lies below {'.'.join(keys[:-1])}; give a path into "
+                       "recipe.json")
 
 
 def _step(node, key: str, path: str):
     if isinstance(node, list):                       # by position, or by the `id` that an entry carries
-        found = [n for i, n in enumerate(node) if str(i) == key or isinstance(n, dict) and n.get("id") == key]
+        found = [n for i, n in enumerate(node) if str(i) == key or (isinstance(n, dict) and n.get("id") == key)]
         known = [n["id"] if isinstance(n, dict) and "id" in n else str(i) for i, n in enumerate(node)]
         if not found:
             raise RunError(f"override {path!r}: no entry {key!r}; {terms.nearest(key, known)}")
@@ -126,7 +128,8 @@ class Run:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise RunError(f"{self.path} is being written by another process; wait for it or stop it first") from None
+            raise RunError(f"{self.path} is being written by another process; wait for it, or stop it "
+                           "first") from None
         self._lock = fd
 
     def close(self) -> None:
@@ -220,9 +223,9 @@ def create(params: Parameters) -> Run:
     """A new run folder `<runs_dir>/<recipe id>/<UTC time>/`, or the one to resume. Raises RunError."""
     if params.resume is not None:
         return _resumed(params)
-    committed = recipes.load(params.recipe)
+    committed = catalog.load(params.recipe)
     recipe = resolved(committed, params)
-    base = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else recipes.home().parent / "runs"
+    base = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else catalog.home().parent / "runs"
     for attempt in range(100):
         path = base / recipe.id / (stamp() + (f"-{attempt}" if attempt else ""))
         try:
@@ -234,10 +237,10 @@ def create(params: Parameters) -> Run:
             raise RunError(f"cannot make a run folder under {base}: {error}; give another runs_dir") from None
     run = Run(path)
     run.write_json("parameters.json", params.model_dump())
-    run.write_text("recipe.committed.json", committed.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    run.write_text("recipe.json", recipe.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    folder = recipes.path_of(params.recipe).parent
-    texts = {p.sha256: recipes.prompt_text(p, folder) for p in recipes.prompts(recipe) if p.file is not None}
+    for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
+        run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
+    folder = catalog.path_of(params.recipe).parent
+    texts = {p.sha256: catalog.prompt_text(p, folder) for p in recipes.prompts(recipe) if p.file is not None}
     run.write_json("prompts.json", texts)
     run.set_status("running", "card")
     return run
@@ -253,11 +256,14 @@ def _resumed(params: Parameters) -> Run:
     if differs:
         raise RunError(f"resume: {differs[0]} was {getattr(was, differs[0])!r} in {path} and is now "
                        f"{asked[differs[0]]!r}; leave it as it was, or start a new run")
-    committed = resolved(recipes.load(was.recipe), was)
+    committed = resolved(catalog.load(was.recipe), was)
     if committed != load_recipe(path):
         raise RunError(f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
                        "cannot be mixed with new ones; start a new run")
-    return Run(path)
+    run = Run(path)
+    if params.trust and not was.trust:
+        run.write_json("parameters.json", was.model_copy(update={"trust": True}).model_dump())
+    return run
 
 
 def load_recipe(path: Path, name: str = "recipe.json") -> Recipe:
@@ -273,6 +279,12 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is missing; is {path.parent} a whole run folder?") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is broken: {error}; restore it, or run again") from None
+
+
+def boots(path: Path) -> dict[int, dict]:
+    """boots/<n>.json of a run folder by number, in order."""
+    numbers = sorted(int(p.stem) for p in (path / "boots").glob("*.json") if p.stem.isdigit())
+    return {n: read_json(path / "boots" / f"{n}.json") for n in numbers}
 
 
 def read_lines(path: Path) -> list[dict]:

@@ -13,7 +13,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display
 
 from llmrepro import charts as charts_
-from llmrepro import engines, environment, terms, weights, workloads
+from llmrepro import catalog, environment, weights, workloads
 from llmrepro import machine as machine_
 from llmrepro import recipe as recipes
 from llmrepro import report as report_
@@ -89,7 +89,7 @@ def prepare(run: Run) -> None:
                            "what is published")
         if missing:
             return
-        folder = recipes.path_of(params.recipe).parent
+        folder = catalog.path_of(params.recipe).parent
         _trusted(recipe, params, folder)
         env = environment.prepare(recipe.engine, folder / "engine.lock", run.path / "install.log")
         run.write_text("engine-freeze.txt", env.freeze)
@@ -141,7 +141,7 @@ def report(run: Run) -> None:
 
 
 def _trusted(recipe: recipes.Recipe, params: Parameters, folder: Path) -> None:
-    if folder.is_relative_to(recipes.home()) or params.trust:
+    if folder.is_relative_to(catalog.home()) or params.trust:
         return
     install = recipe.engine.install
     raise RunError(

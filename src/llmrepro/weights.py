@@ -1,4 +1,4 @@
-"""A model's files: fetched, checked by sha256, kept in the cache under that hash; and what they say of themselves."""
+"""A model's files: fetched, checked by sha256, kept in the cache under it; and what they say of themselves."""
 
 import json
 import os

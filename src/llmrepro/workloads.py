@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import requests
 
@@ -15,7 +16,7 @@ from llmrepro import engines, machine, server
 from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
-from llmrepro.run import Run, read_json, read_lines
+from llmrepro.run import Run, boots, read_json, read_lines
 
 DEATHS = 3                                           # a server is started again after this many deaths, no more
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0       # two slow cores, one of them for the engine
@@ -48,8 +49,8 @@ def plan(recipe: Recipe) -> list[Job]:
 def estimate_s(recipe: Recipe, jobs: list[Job]) -> float:
     """Seconds that jobs may take on two slow cores, start-up included."""
     workloads = {w.id: w for w in recipe.workloads}
-    boots = {(j.server, j.replicate) for j in jobs}
-    return sum(_cost_s(workloads[j.workload], j.case) for j in jobs) + 10 * len(boots)
+    starts = {(j.server, j.replicate) for j in jobs}
+    return sum(_cost_s(workloads[j.workload], j.case) for j in jobs) + 10 * len(starts)
 
 
 def _cost_s(workload: Workload, case: str) -> float:
@@ -59,11 +60,23 @@ def _cost_s(workload: Workload, case: str) -> float:
 
 def missing(run_path: Path, recipe: Recipe) -> list[Job]:
     """The jobs that no record answers yet. Boots that an earlier sitting began are gone on with."""
-    replicates = {int(p.stem): read_json(p)["replicate"] for p in (run_path / "boots").glob("[0-9]*.json")
-                  if p.stem.isdigit()}
+    replicates = {n: b["replicate"] for n, b in boots(run_path).items()}
     done = {(r["server"], replicates.get(r["boot"]), r["workload"], r["case"], r["repeat"])
             for r in read_lines(run_path / "records.jsonl") if not r["warmup"]}
     return [j for j in plan(recipe) if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every boot of a run needs. `texts` are prompts by sha256, `bar` shows seconds of the estimate."""
+
+    run: Run
+    recipe: Recipe
+    engine: ModuleType
+    environment: Path
+    weights: Path
+    texts: dict[str, str]
+    bar: Progress
 
 
 def measure(run: Run, environment: Path, weights: Path) -> None:
@@ -74,20 +87,21 @@ def measure(run: Run, environment: Path, weights: Path) -> None:
     """
     recipe = run.recipe
     jobs = missing(run.path, recipe)
-    costs = {w.id: w for w in recipe.workloads}
-    with Progress("measure", sum(_cost_s(costs[j.workload], j.case) for j in jobs)) as bar:
+    by_id = {w.id: w for w in recipe.workloads}
+    with Progress("measure", sum(_cost_s(by_id[j.workload], j.case) for j in jobs)) as bar:
+        bench = Bench(run, recipe, engines.load(recipe.engine.name), environment, weights,
+                      read_json(run.path / "prompts.json"), bar)
         for one in recipe.servers:
             for replicate in range(one.boots):
                 mine = [j for j in jobs if (j.server, j.replicate) == (one.id, replicate)]
-                _replicate(run, recipe, one, replicate, mine, environment, weights, bar)
+                _replicate(bench, one, replicate, mine)
 
 
-def _replicate(run: Run, recipe: Recipe, one: Server, replicate: int, jobs: list[Job], environment: Path,
-               weights: Path, bar: Progress) -> None:
+def _replicate(bench: Bench, one: Server, replicate: int, jobs: list[Job]) -> None:
     deaths = 0
     while jobs:
-        with _boot(run, recipe, one, replicate, environment, weights, bar) as asker:
-            for workload in recipe.workloads:
+        with _boot(bench, one, replicate) as asker:
+            for workload in bench.recipe.workloads:
                 asker.ask_all(workload, [j for j in jobs if j.workload == workload.id])
         killer = asker.killer
         jobs = [j for j in jobs if j not in asker.asked
@@ -95,35 +109,34 @@ def _replicate(run: Run, recipe: Recipe, one: Server, replicate: int, jobs: list
         deaths += killer is not None
         if deaths > DEATHS:
             raise MeasureFailure(f"the server {one.id!r} died {deaths} times, last during {killer.workload} "
-                                 f"{killer.case}; the records until then are kept; read {run.path}/boots/ for "
-                                 f"its logs, then resume={str(run.path)!r}")
+                                 f"{killer.case}; the records until then are kept; its logs are in "
+                                 f"{bench.run.path}/boots/; then resume={str(bench.run.path)!r}")
 
 
 class _Asker:
     """Asks one live server. `asked` are the jobs it has records for, `killer` the one it died in."""
 
-    def __init__(self, run: Run, boot: server.Boot, engine, recipe: Recipe, one: Server, texts: dict[str, str],
-                 bar: Progress):
-        self.run, self.boot, self.engine, self.recipe, self.one = run, boot, engine, recipe, one
-        self.texts, self.bar = texts, bar
+    def __init__(self, bench: Bench, boot: server.Boot, one: Server):
+        self.bench, self.boot, self.one = bench, boot, one
         self.asked: set[Job] = set()
         self.killer: Job | None = None
 
     def ask_all(self, workload: Workload, jobs: list[Job]) -> None:
         """Warm up, then ask the jobs in order, until the server dies."""
+        bar = self.bench.bar
         if not jobs or self.killer is not None:
             return
-        self.run.append(ask_one(self.boot, self._warmup(workload)))
+        self.bench.run.append(ask_one(self.boot, _warmup(self.bench, workload, self.one.id, self.boot.number)))
         for job in jobs:
-            self.bar.to(self.bar.done, f"{self.one.id} · {workload.id} · {job.case} · round {job.repeat + 1}")
+            bar.to(bar.done, f"{self.one.id} · {workload.id} · {job.case} · round {job.repeat + 1}")
             record = ask_one(self.boot, self._question(workload, job))
             died = None if record.status in ANSWERED else self._died()
             if died is not None:
                 record = record.model_copy(update={"status": "engine_died", "error": died})
                 self.killer = job
-            self.run.append(record)
+            self.bench.run.append(record)
             self.asked.add(job)
-            self.bar.to(self.bar.done + _cost_s(workload, job.case))
+            bar.to(bar.done + _cost_s(workload, job.case))
             if died is not None:
                 return
 
@@ -134,24 +147,21 @@ class _Asker:
             if ended is not None:
                 return ended
             time.sleep(0.05)
-        probe = ask_one(self.boot, replace(self._warmup(self.recipe.workloads[0]), case="probe"), timeout_s=60)
+        asked = _warmup(self.bench, self.bench.recipe.workloads[0], self.one.id, self.boot.number)
+        probe = ask_one(self.boot, asked, timeout_s=60)
         return None if probe.status in ANSWERED else f"it no longer generates: {probe.status}, {probe.error}"
-
-    def _warmup(self, workload: Workload) -> Question:
-        return question(self.engine, self.recipe, workload, self.one.id, self.boot.number,
-                        self.texts[workload.warmup.sha256], case=workload.warmup.id, warmup=True)
 
     def _question(self, workload: Workload, job: Job) -> Question:
         if workload.kind == "prefill":
-            salt = hashlib.sha256(f"{self.run.path.name} {self.boot.number} {job}".encode()).hexdigest()[:12]
-            text = salted(self.texts[workload.text.sha256], int(job.case), salt, self._count)
+            salt = hashlib.sha256(f"{self.bench.run.path.name} {self.boot.number} {job}".encode()).hexdigest()[:12]
+            text = salted(self.bench.texts[workload.text.sha256], int(job.case), salt, self._count)
         else:
-            text = self.texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
-        return question(self.engine, self.recipe, workload, self.one.id, self.boot.number, text, case=job.case,
+            text = self.bench.texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
+        return question(self.bench, workload, text, server=self.one.id, boot=self.boot.number, case=job.case,
                         repeat=job.repeat)
 
     def _count(self, text: str) -> int:
-        path, body = self.engine.tokenize(text)
+        path, body = self.bench.engine.tokenize(text)
         answer = call(self.boot, path, body)
         if answer is None or "tokens" not in answer:
             raise MeasureFailure(f"{path} of the server did not count the tokens of a prompt; "
@@ -160,38 +170,37 @@ class _Asker:
 
 
 @contextmanager
-def _boot(run: Run, recipe: Recipe, one: Server, replicate: int, environment: Path, weights: Path,
-          bar: Progress) -> Iterator[_Asker]:
-    engine = engines.load(recipe.engine.name)
-    texts = read_json(run.path / "prompts.json")
-    number = 1 + max((int(p.stem) for p in (run.path / "boots").glob("[0-9]*.json") if p.stem.isdigit()), default=0)
+def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
+    run, recipe, engine = bench.run, bench.recipe, bench.engine
+    number = 1 + max((int(p.name.split(".")[0]) for p in (run.path / "boots").glob("[0-9]*")), default=0)
     threads = machine.threads()
-    told: dict = {"server": one.id, "replicate": replicate, "threads": threads, "adaptations": []}
+    told: dict = {"server": one.id, "replicate": replicate, "threads": threads}
 
     def command(port: int, api_key: str) -> server.Command:
-        launch = engine.launch(environment, recipe.engine.install, one, weights, alias=recipe.id, port=port,
-                               api_key=api_key, threads=threads)
-        told.update(command=[a.replace(api_key, "…") for a in launch.argv], adaptations=launch.adaptations)
+        launch = engine.launch(bench.environment, recipe.engine.install, one, bench.weights, alias=recipe.id,
+                               port=port, api_key=api_key, threads=threads)
+        told.update(command=launch.argv, adaptations=launch.adaptations)
         return server.Command(launch.argv, {**_minimal_environment(), **launch.env})
 
-    warmup = recipe.workloads[0]
-    ready = question(engine, recipe, warmup, one.id, number, texts[warmup.warmup.sha256],
-                     case=warmup.warmup.id, warmup=True)
+    ready = _warmup(bench, recipe.workloads[0], one.id, number)
     ready = replace(ready, body={**ready.body, "max_tokens": 4})
     watch = machine.Stopwatch()
-    with server.boot(command, folder=run.path, number=number, ready=ready,
-                     status_file=run.path / "status.json",
-                     on_wait=lambda s, what: bar.to(bar.done, f"{one.id} · {what}")) as boot:
+    with server.boot(command, folder=run.path, number=number, ready=ready, status_file=run.path / "status.json",
+                     on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}")) as boot:
         told.update(startup=boot.startup, started_at_ns=boot.started_ns)
         run.write_json(f"boots/{number}.json", told)
-        asker = _Asker(run, boot, engine, recipe, one, texts, bar)
         try:
-            yield asker
+            yield _Asker(bench, boot, one)
         finally:
             if boot.ended() is None:
                 told.update(engine.observe(lambda path: call(boot, path), boot.log.read_text(errors="replace")))
             told.update(machine=watch.reading())
             run.write_json(f"boots/{number}.json", told)
+
+
+def _warmup(bench: Bench, workload: Workload, server_id: str, boot: int) -> Question:
+    return question(bench, workload, bench.texts[workload.warmup.sha256], server=server_id, boot=boot,
+                    case=workload.warmup.id, warmup=True)
 
 
 def _minimal_environment() -> dict[str, str]:
@@ -200,18 +209,16 @@ def _minimal_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def question(engine, recipe: Recipe, workload: Workload, server_id: str, boot: int, text: str, *, case: str,
-             repeat: int = 0, warmup: bool = False) -> Question:
+def question(bench: Bench, workload: Workload, text: str, **labels) -> Question:
     """A workload's request for one prompt text: every sampling field sent, streamed, usage asked for."""
     sampling = {k: v for k, v in workload.sampling.model_dump().items() if v is not None}
     prompt = {"messages": [{"role": "user", "content": text}]} \
         if workload.endpoint == "/v1/chat/completions" else {"prompt": text}
-    body = {"model": recipe.id, **prompt, "max_tokens": workload.max_tokens, **sampling}
+    body = {"model": bench.recipe.id, **prompt, "max_tokens": workload.max_tokens, **sampling}
     if workload.ignore_eos:
         body["ignore_eos"] = True
-    return Question(workload.endpoint, engine.request(body, cache=workload.cache), server=server_id, boot=boot,
-                    workload=workload.id, case=case, repeat=repeat, warmup=warmup,
-                    prompt_sha256=hashlib.sha256(text.encode()).hexdigest())
+    return Question(workload.endpoint, bench.engine.request(body, cache=workload.cache), workload=workload.id,
+                    prompt_sha256=hashlib.sha256(text.encode()).hexdigest(), **labels)
 
 
 def salted(text: str, tokens: int, salt: str, count) -> str:
@@ -233,7 +240,7 @@ def salted(text: str, tokens: int, salt: str, count) -> str:
             break
         prompt += " a"                               # a token of its own in the vocabularies met so far
     if count(prompt) != tokens:
-        raise MeasureFailure(f"no prompt of exactly {tokens} tokens could be cut from the text; choose another length")
+        raise MeasureFailure(f"no prompt of exactly {tokens} tokens could be cut; choose another length")
     return prompt
 
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from llmrepro.engines import EngineError, Launch
@@ -138,4 +139,4 @@ def phases(log: str) -> list[tuple[str, float, float]]:
             if stamp and words in line and name not in [n for n, _ in seen]:
                 minutes, seconds, milli, micro = map(int, stamp.groups())
                 seen.append((name, minutes * 60 + seconds + milli / 1e3 + micro / 1e6))
-    return [(name, start, end) for (name, start), (_, end) in zip(seen, seen[1:], strict=False)]
+    return [(name, start, end) for (name, start), (_, end) in pairwise(seen)]

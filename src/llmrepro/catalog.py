@@ -1,0 +1,69 @@
+"""The recipes there are: found by id in this repository, or by path elsewhere, with the texts of their prompts."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from llmrepro import terms
+from llmrepro.recipe import Prompt, Recipe, RecipeError, prompts, validated
+
+DEFAULT = "smollm2-135m/llama-cpp--cpu"
+
+
+def home() -> Path:
+    """The recipes folder: beside the package's checkout, found from the package and never from the cwd."""
+    return Path(__file__).resolve().parents[2] / "recipes"
+
+
+def ids() -> list[str]:
+    """Ids of this repository's recipes, the default first."""
+    found = sorted(str(p.parent.relative_to(home())) for p in home().glob("*/*/recipe.json"))
+    return sorted(found, key=lambda i: i != DEFAULT)
+
+
+def path_of(name: str) -> Path:
+    """The recipe.json of an id of this repository, or of a path to another one. Raises RecipeError."""
+    if name in ids():
+        return home() / name / "recipe.json"
+    path = Path(name).expanduser()
+    path = path / "recipe.json" if path.is_dir() else path
+    if path.suffix == ".json" and path.is_file():
+        return path.resolve()
+    raise RecipeError(f"no recipe is called {name!r}; {terms.nearest(name, ids())}. "
+                      "A recipe from elsewhere is given as the path of its recipe.json")
+
+
+def load(name: str) -> Recipe:
+    """The recipe of an id or path. Raises RecipeError with every fault it has, each with its key's path."""
+    path = path_of(name)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not JSON: {error}; mend the file at that place") from None
+    recipe = validated(data, str(path))
+    if path.is_relative_to(home()) and recipe.id != str(path.parent.relative_to(home())):
+        raise RecipeError(f"{path}: id is {recipe.id!r} but the folder says "
+                          f"{str(path.parent.relative_to(home()))!r}; make them equal")
+    for prompt in prompts(recipe):
+        if prompt.file is not None:
+            prompt_text(prompt, path.parent)
+    return recipe
+
+
+def prompt_text(prompt: Prompt, folder: Path) -> str:
+    """The text of a prompt kept beside its recipe or in its model's folder, UTF-8, without the last newline.
+
+    Raises RecipeError when the file is missing or its sha256 is another.
+    """
+    if prompt.file is None:
+        raise RecipeError(f"prompt {prompt.id!r} has no text of ours here")
+    path = next((p for p in (folder / prompt.file, folder.parent / prompt.file) if p.is_file()), None)
+    if path is None:
+        raise RecipeError(f"prompt {prompt.id!r}: {prompt.file} lies neither in {folder} nor in the model's folder "
+                          "above it; restore it or mend the recipe's `file`")
+    text = path.read_text(encoding="utf-8").removesuffix("\n")
+    found = hashlib.sha256(text.encode()).hexdigest()
+    if found != prompt.sha256:
+        raise RecipeError(f"prompt {prompt.id!r}: {path} has sha256 {found}, the recipe says {prompt.sha256}; "
+                          "restore the text, or write the new hash into the recipe if the change is meant")
+    return text

@@ -1,0 +1,137 @@
+"""An engine's environment is built once, from its hashed lock, and never trusted half."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from hashlib import sha256
+
+import pytest
+
+from llmrepro import environment
+from llmrepro.environment import EnvironmentFailure
+from llmrepro.recipe import Engine
+
+
+def engine(**install):
+    return Engine.model_validate({"name": "llama-cpp", "version": "1", "install": {
+        "kind": "wheel", "pins": {"toy": "1.0"}, **install}})
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder of one tiny wheel, and a lock that pins it."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel = folder / "toy-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("toy.py", "answer = 42\n")
+        packed.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+        packed.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\n"
+                                                   "Tag: py3-none-any\n")
+        packed.writestr("toy-1.0.dist-info/RECORD", "toy.py,,\ntoy-1.0.dist-info/METADATA,,\n"
+                                                    "toy-1.0.dist-info/WHEEL,,\ntoy-1.0.dist-info/RECORD,,\n")
+    lock = tmp_path / "engine.lock"
+    lock.write_text(f"toy==1.0 --hash=sha256:{sha256(wheel.read_bytes()).hexdigest()}\n")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    return lock
+
+
+def prepare(tmp_path, lock, **install):
+    return environment.prepare(engine(**install), lock, tmp_path / "install.log", tmp_path / "cache")
+
+
+def test_it_is_isolated_frozen_and_reused(tmp_path, index):
+    first = prepare(tmp_path, index)
+    assert first.freeze == "toy==1.0\n"
+    assert first.seconds > 0
+    shown = subprocess.run([first.python, "-c", "import toy, sys; print(toy.answer, sys.prefix)"],
+                           capture_output=True, text=True, check=True).stdout.split()
+    assert shown == ["42", str(first.path)]
+    assert subprocess.run([first.python, "-c", "import llmrepro"], capture_output=True, check=False).returncode
+    assert "uv" in (tmp_path / "install.log").read_text()
+    again = prepare(tmp_path, index)
+    assert (again.path, again.seconds) == (first.path, 0.0)
+
+
+def test_another_lock_is_another_environment(tmp_path, index):
+    first = prepare(tmp_path, index)
+    index.write_text(index.read_text() + "# changed\n")
+    assert prepare(tmp_path, index).path != first.path
+
+
+def test_a_changed_environment_is_built_anew(tmp_path, index):
+    first = prepare(tmp_path, index)
+    site = next(first.path.glob("lib/python*/site-packages"))
+    (site / "toy-1.0.dist-info").rename(site / "toy-2.0.dist-info")
+    (site / "toy-2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 2.0\n")
+    again = prepare(tmp_path, index)
+    assert again.seconds > 0
+    assert again.freeze == "toy==1.0\n"
+
+
+def test_a_wrong_hash_installs_nothing_and_says_so(tmp_path, index):
+    index.write_text(f"toy==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(EnvironmentFailure, match="installing failed: uv pip ended with") as failed:
+        prepare(tmp_path, index)
+    assert any("0" * 64 in line for line in failed.value.log_tail)
+    assert not list((tmp_path / "cache" / "environments").glob("*[!k]/.complete"))
+
+
+def test_a_package_that_is_not_to_be_had_is_named(tmp_path, index):
+    index.write_text(f"nosuchtoy==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(EnvironmentFailure, match="nosuchtoy"):
+        prepare(tmp_path, index)
+
+
+def test_without_a_lock_nothing_is_installed(tmp_path):
+    with pytest.raises(EnvironmentFailure, match="no engine is installed without a hashed lock"):
+        prepare(tmp_path, tmp_path / "engine.lock")
+
+
+def test_a_python_that_is_not_here_is_named(tmp_path, index):
+    with pytest.raises(EnvironmentFailure, match=r"needs Python 3\.99 and none is installed here"):
+        prepare(tmp_path, index, python="3.99")
+
+
+def test_an_incomplete_folder_is_never_trusted(tmp_path, index):
+    first = prepare(tmp_path, index)
+    (first.path / ".complete").unlink()
+    assert prepare(tmp_path, index).seconds > 0
+    (first.path / ".complete").write_text('{"key": ')
+    assert prepare(tmp_path, index).seconds > 0
+
+
+def test_a_killed_installation_leaves_nothing_that_is_trusted(tmp_path, index):
+    """Killed at many moments: afterwards the environment is whole or is built again, never half."""
+    script = textwrap.dedent(f"""
+        import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from pathlib import Path
+        from llmrepro import environment
+        from test_environment import engine
+        environment.prepare(engine(), Path({str(index)!r}), Path({str(tmp_path / "log")!r}),
+                            Path({str(tmp_path / "cache")!r}))
+        print("whole", flush=True)
+        """)
+    interrupted = 0
+    for delay in (0.35, 0.5, 0.6, 0.7, 0.9):
+        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                                 start_new_session=True)
+        time.sleep(delay)
+        os.killpg(child.pid, signal.SIGKILL)
+        whole = "whole" in child.communicate()[0]
+        marked = list((tmp_path / "cache" / "environments").glob("*/.complete"))
+        interrupted += not whole
+        if whole:
+            assert [json.loads(m.read_text())["freeze"] for m in marked] == ["toy==1.0\n"]
+            break
+    assert interrupted
+    found = prepare(tmp_path, index)
+    assert subprocess.run([found.python, "-c", "import toy"], check=True).returncode == 0
+    assert not list(found.path.parent.glob("*.part"))
