@@ -32,17 +32,21 @@ bench: $(VENV)/.ready-to-test
 schema: setup
 	$(BIN)/llmrepro schema
 
-# uv comes first and alone, through pip, checked against its own hashes in the lock; uv then installs the rest.
+# uv comes first and alone, through pip, checked against its own hashes in the lock; it installs the rest.
 $(VENV)/.ready: requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer, \
-	or name one with 'make PYTHON=/path/to/python3 $(MAKECMDGOALS)'." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.version_info >= (3, 11) or sys.exit( \
-	"$(PYTHON) is Python " + v + " and llmrepro needs 3.11 or newer: name one with make PYTHON=python3.12 setup.")'
-	@echo "Setting up $(VENV): the locked packages, about 550 MB, about half a minute where the network is good."
-	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { echo "$(PYTHON) -m venv failed: \
-	on Debian and Ubuntu install python3-venv, then run make again." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) was not found: install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+	  "$(PYTHON) is Python %d.%d and llmrepro needs 3.11 or newer: name one with make PYTHON=python3.12 setup." \
+	  % sys.version_info[:2])'
+	@echo "Setting up $(VENV): the locked packages, about 550 MB, half a minute where the network is good."
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "$(PYTHON) -m venv failed: on Debian and Ubuntu install python3-venv, then run make again." >&2; \
+	  exit 1; }
 	@awk '/^[^ #]/ { wanted = /^uv==/ } wanted' requirements.lock > $(VENV)/uv.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/uv.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	  -r $(VENV)/uv.lock
 	$(UV) pip sync --python $(BIN)/python --require-hashes requirements.lock
 	$(UV) pip install --python $(BIN)/python --no-deps -e .
 	@touch $@
@@ -55,15 +59,15 @@ $(VENV)/.ready-to-test: $(VENV)/.ready tests/requirements.lock
 # Which of an engine's packages must be wheels is said in its engine.in.
 lock: setup
 	$(COMPILE) --only-binary :all: pyproject.toml -o requirements.lock
-	sed -i -e '1i # The notebook side of llmrepro, every package pinned and hashed. Made by `make lock`: do not edit.' \
-	  -e '1i # vllm is not here: each recipe pins its engine in recipes/**/engine.lock, and the kit installs that' \
-	  -e '1i # into an environment of its own.' requirements.lock
+	sed -i -e '1i # The notebook side of llmrepro, every package pinned and hashed. Made by `make lock`.' \
+	  -e '1i # vllm is not here: each recipe pins its engine in recipes/**/engine.lock, and the kit installs' \
+	  -e '1i # that into an environment of its own.' requirements.lock
 	$(COMPILE) --only-binary :all: -c requirements.lock tests/requirements.in -o tests/requirements.lock
-	sed -i '1i # What the tests need beside requirements.lock. Made by `make lock`: do not edit.' tests/requirements.lock
+	sed -i '1i # What the tests need beside requirements.lock. Made by `make lock`.' tests/requirements.lock
 	@set -e; for wanted in $$(find recipes -name engine.in | sort); do \
 	  echo "Locking $$wanted"; \
 	  $(COMPILE) $$wanted -o $${wanted%.in}.lock; \
-	  sed -i "1i # The engine of one recipe, pinned and hashed. Made by \`make lock\` from engine.in: do not edit." \
+	  sed -i "1i # The engine of one recipe, pinned and hashed. Made by \`make lock\` from engine.in." \
 	    $${wanted%.in}.lock; \
 	done
 

@@ -1,4 +1,4 @@
-"""Headless Chromium for the tests, and JupyterLab as a person uses it: open, Run All, Stop, look at the page.
+"""Headless Chromium for the tests, and JupyterLab as a person uses it: open, Run All, Stop, look at the page::
 
     with jupyterlab(folder) as lab, lab.open("reproduce.ipynb") as page:
         page.run_all()
@@ -64,7 +64,10 @@ def browser_page(*, offline: bool = False, width: int = 1400, height: int = 900,
         )
         try:
             context = chrome.new_context(
-                viewport={"width": width, "height": height}, locale="en-US", offline=offline, **context_options
+                viewport={"width": width, "height": height},
+                locale="en-US",
+                offline=offline,
+                **context_options,
             )
             yield context.new_page()
         finally:
@@ -89,7 +92,11 @@ def jupyterlab(folder: Path, *, environment: dict[str, str] | None = None) -> It
                 [
                     *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
                     *(f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder}"),
-                    *(f"--IdentityProvider.token={token}", "--LabApp.news_url=", "--LabApp.extension_manager=readonly"),
+                    *(
+                        f"--IdentityProvider.token={token}",
+                        "--LabApp.news_url=",
+                        "--LabApp.extension_manager=readonly",
+                    ),
                     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
                 ],
                 env={
@@ -158,7 +165,7 @@ class NotebookPage:
         self._wait(lambda: self.prompts() != before, 30, "no cell started")
 
     def prompts(self) -> list[str]:
-        """What stands in the brackets of each code cell: "" not run, "*" running or waiting, else a number."""
+        """What the brackets of each code cell hold: "" not run, "*" running or waiting, else a number."""
         shown = self.panel.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
         return [text.strip().removesuffix(":").strip("[]").strip() for text in shown]
 
@@ -170,7 +177,7 @@ class NotebookPage:
         self._wait(lambda: text in self.outputs(cell), timeout_s, f"cell {cell} did not show {text!r}")
 
     def wait_done(self, *, timeout_s: float) -> None:
-        """Until no cell runs or waits: all have run, or one failed or was stopped. Then saves the notebook."""
+        """Until no cell runs or waits: all ran, or one failed or was stopped. Then saves the notebook."""
         self._wait(lambda: "*" not in self.prompts(), timeout_s, "cells are still running")
         self.save()
 
@@ -183,7 +190,9 @@ class NotebookPage:
         """File > Save, until the file on disk has the numbers that the page shows."""
         shown = [int(prompt) if prompt.isdigit() else None for prompt in self.prompts()]
         self.page.keyboard.press("Control+s")
-        self._wait(lambda: [cell["execution_count"] for cell in self.saved_code_cells()] == shown, 30, "not saved")
+        self._wait(
+            lambda: [cell["execution_count"] for cell in self.saved_code_cells()] == shown, 30, "not saved"
+        )
 
     def saved_code_cells(self) -> list[dict]:
         """The code cells of the notebook file as it is on disk."""
@@ -208,7 +217,9 @@ def _free_port() -> int:
 
 
 def _wait_until_up(lab: Lab, server: subprocess.Popen, log: Path) -> None:
-    request = urllib.request.Request(f"{lab.address}/api/status", headers={"Authorization": f"token {lab.token}"})
+    request = urllib.request.Request(
+        f"{lab.address}/api/status", headers={"Authorization": f"token {lab.token}"}
+    )
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline_s = time.monotonic() + 120
     while True:

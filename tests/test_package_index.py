@@ -40,8 +40,12 @@ def index(tmp_path, pip_told):
     wheel, sdist = files / "fermion-1.0-py3-none-any.whl", files / "fermion-1.0.tar.gz"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("fermion.py", "spin = 0.5\n")
-        archive.writestr("fermion-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fermion\nVersion: 1.0\n")
-        archive.writestr("fermion-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "fermion-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fermion\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "fermion-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("fermion-1.0.dist-info/RECORD", "")
     bomb = tmp_path / "setup.py"
     bomb.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
@@ -60,7 +64,8 @@ def sha256(path: Path) -> str:
 
 def test_environment_wins_over_install_section_over_global(pip_told, monkeypatch, tmp_path):
     pip_told(
-        "[global]\nindex-url = https://global.example/simple\nextra-index-url = https://a.example https://b.example\n"
+        "[global]\nindex-url = https://global.example/simple\n"
+        "extra-index-url = https://a.example https://b.example\n"
         "trusted-host = a.example\ntimeout = 9\n"
         "[install]\nindex-url = https://install.example/simple\n"
         "[download]\nindex-url = https://download.example/simple\n"
@@ -107,8 +112,10 @@ def test_uv_is_told_everything_that_pip_was(pip_told):
     }
 
 
-@pytest.mark.parametrize("theirs, ours", [("UV_DEFAULT_INDEX",) * 2, ("UV_INDEX_URL", "UV_DEFAULT_INDEX"),
-                                          ("UV_EXTRA_INDEX_URL", "UV_INDEX")])
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [("UV_DEFAULT_INDEX",) * 2, ("UV_INDEX_URL", "UV_DEFAULT_INDEX"), ("UV_EXTRA_INDEX_URL", "UV_INDEX")],
+)
 def test_what_the_user_told_uv_stands(pip_told, monkeypatch, theirs, ours):
     monkeypatch.setenv(theirs, "https://mine.example")
     told = {"index-url": "https://i.example", "extra-index-url": ["https://a.example"]}
@@ -116,7 +123,9 @@ def test_what_the_user_told_uv_stands(pip_told, monkeypatch, theirs, ours):
 
 
 def test_uv_itself_finds_a_package_where_only_pip_was_told_to_look(index, tmp_path):
-    subprocess.run(["uv", "venv", "-q", "--python", sys.executable, str(tmp_path / "v")], check=True, env=_with_uv())
+    subprocess.run(
+        ["uv", "venv", "-q", "--python", sys.executable, str(tmp_path / "v")], check=True, env=_with_uv()
+    )
     command = ["uv", "pip", "install", "-q", "--no-cache", "--python", str(tmp_path / "v"), "fermion==1.0"]
     subprocess.run([sys.executable, "-P", str(SCRIPT), *command], check=True, env=_with_uv())
     (installed,) = (tmp_path / "v").rglob("fermion.py")
@@ -125,7 +134,9 @@ def test_uv_itself_finds_a_package_where_only_pip_was_told_to_look(index, tmp_pa
 
 def test_uv_asks_no_index_where_pip_is_told_no_index(index, pip_told, tmp_path):
     pip_told(f"[global]\nno-index = true\nfind-links = {index['wheel'].parent}\n")
-    subprocess.run(["uv", "venv", "-q", "--python", sys.executable, str(tmp_path / "v")], check=True, env=_with_uv())
+    subprocess.run(
+        ["uv", "venv", "-q", "--python", sys.executable, str(tmp_path / "v")], check=True, env=_with_uv()
+    )
     install = [sys.executable, "-P", str(SCRIPT), "uv", "pip", "install", "-q", "--no-cache", "--python"]
     subprocess.run([*install, str(tmp_path / "v"), "fermion"], check=True, env=_with_uv())
     refused = subprocess.run(
@@ -164,7 +175,9 @@ def test_find_links_are_looked_through_as_well(index, pip_told, tmp_path):
 
 
 def test_another_hash_is_refused_and_leaves_nothing(index, tmp_path):
-    with pytest.raises(PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"):
+    with pytest.raises(
+        PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"
+    ):
         download("fermion==1.0", tmp_path / "got", kind="wheel", sha256="0" * 64)
     assert not list((tmp_path / "got").iterdir())
 
@@ -172,7 +185,9 @@ def test_another_hash_is_refused_and_leaves_nothing(index, tmp_path):
 def test_a_file_that_is_not_what_the_index_states_is_refused(index, tmp_path):
     name = index["wheel"].name
     index["page"].write_text(f'<a href="../../files/{name}#sha256={"0" * 64}">{name}</a>')
-    with pytest.raises(PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"):
+    with pytest.raises(
+        PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"
+    ):
         download("fermion==1.0", tmp_path / "got", kind="wheel", sha256=None)
     assert not list((tmp_path / "got").iterdir())
 

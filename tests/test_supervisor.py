@@ -1,5 +1,6 @@
 """Whatever ends, and however: no process of the server's tree is left, and the files say how it ended."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -67,6 +68,12 @@ def gone(marker: str) -> bool:
     return soon(lambda: not alive(marker))
 
 
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 class Scene:
     """A parent process, the supervisor below it, and the scripted server with its family."""
 
@@ -108,12 +115,11 @@ class Scene:
     def outcome(self) -> str:
         """What status.json says once both levels of the supervisor have ended."""
         spec = str(self.folder / "1.spec.json")
-        assert soon(lambda: not [p for p in alive(spec) if p.pid != self.parent.pid])
+        assert soon(lambda: not [p for p in alive(spec) if "-I" in p.info["cmdline"]])
         return json.loads(self.status.read_text())["outcome"]
 
     def close(self) -> None:
-        for process in alive(self.marker):
-            process.kill()
+        kill(alive(self.marker))
         self.parent.kill()
         self.parent.wait()
         self.parent.stdin.close()
@@ -193,13 +199,15 @@ class TestAsOneself:
 
     def test_a_forked_child_that_keeps_the_pipe_open_does_not_keep_the_server(self, scene):
         it = scene("--family", forks=True)
-        forked = psutil.Process(it.parent.pid).children()
-        os.kill(it.parent.pid, signal.SIGKILL)
+        parent = psutil.Process(it.parent.pid)
+        assert soon(lambda: len(parent.children()) == 2)
+        forked = [process for process in parent.children() if process.pid != it.guard]
+        parent.kill()
         try:
             assert gone(it.marker) and it.outcome() == "interrupted"
+            assert forked[0].is_running()
         finally:
-            for process in forked:
-                process.kill()
+            kill(forked)
 
     def test_a_server_that_ends_by_itself_takes_its_family_along(self, scene):
         it = scene("--family", "--exit", "3", family=0)

@@ -1,8 +1,10 @@
 """One streamed request in, one Record out: the clock of the whole kit."""
 
+import functools
 import gc
 import hashlib
 import http.client
+import io
 import json
 import socket
 import threading
@@ -141,6 +143,9 @@ def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key
         session.trust_env = False
         prepared = session.prepare_request(requests.Request("POST", url + endpoint, data=body, headers=headers))
         adapter = session.get_adapter(prepared.url)
+        stamp = _Stamp()
+        pool = adapter.get_connection_with_tls_context(prepared, verify=True)
+        pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, stamp)
         del headers["Content-Type"]
         # The health path opens the connection: the measured request then pays for no handshake.
         session.get(f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False)
@@ -149,7 +154,7 @@ def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key
             # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
             response = adapter.send(prepared, stream=True, timeout=wait_s)
             try:
-                _receive(transfer, response, watch, timeout_s)
+                _receive(transfer, response, stamp, watch, timeout_s)
             except TRANSPORT_ERRORS:
                 if watch.expired.is_set():
                     raise _Expired(f"the answer took longer than {timeout_s:g} s") from None
@@ -158,7 +163,46 @@ def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key
                 response.close()
 
 
-def _receive(transfer: _Transfer, response: requests.Response, watch: "_Watch", timeout_s: float) -> None:
+class _Stamp:
+    """When bytes last left the socket."""
+
+    ns = 0
+
+
+class _Stamped(io.RawIOBase):
+    """A socket's file that stamps each read: parsing the headers takes 0.3 ms, and the first token is often behind
+    them in the same read."""
+
+    def __init__(self, raw: io.RawIOBase, stamp: _Stamp) -> None:
+        self._raw, self._stamp = raw, stamp
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = self._raw.readinto(buffer)
+        self._stamp.ns = time.perf_counter_ns()
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _connection(kind: Callable[..., Any], stamp: _Stamp, *args: Any, **kwargs: Any) -> Any:
+    connection = kind(*args, **kwargs)
+    connection.response_class = functools.partial(_response, connection.response_class, stamp)
+    return connection
+
+
+def _response(kind: Callable[..., Any], stamp: _Stamp, *args: Any, **kwargs: Any) -> Any:
+    response = kind(*args, **kwargs)
+    response.fp = io.BufferedReader(_Stamped(response.fp.detach(), stamp))
+    return response
+
+
+def _receive(transfer: _Transfer, response: requests.Response, stamp: _Stamp, watch: "_Watch",
+             timeout_s: float) -> None:
     """Read until [DONE] or the end. Nothing is parsed here: what runs between two reads delays the clock."""
     transfer.http_status = response.status_code
     transfer.encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
@@ -168,7 +212,7 @@ def _receive(transfer: _Transfer, response: requests.Response, watch: "_Watch", 
     last_ns = transfer.t_send_ns + int(timeout_s * 1e9)
     while True:
         chunk = raw.read1(READ_BYTES, decode_content=decode)
-        now_ns = time.perf_counter_ns()
+        now_ns = stamp.ns
         if now_ns > last_ns or watch.expired.is_set():
             raise _Expired(f"the answer took longer than {timeout_s:g} s")
         for payload in reader.feed(chunk) if chunk else reader.close():

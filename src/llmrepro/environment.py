@@ -133,9 +133,8 @@ class _Steps:
         env = {**os.environ, **package_index.uv_environment(), "UV_PYTHON_DOWNLOADS": "never"}
         for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
             env.pop(name, None)
-        with open(self.log, "a", encoding="utf-8") as log:
+        with open(self.log, "a", buffering=1, encoding="utf-8") as log:
             log.write(f"$ {' '.join(map(str, argv))}\n")
-            log.flush()
             try:
                 with _started(argv, cwd, env) as process:
                     for line in process.stdout:

@@ -103,8 +103,9 @@ def decode_tps(record: Record) -> float | None:
 def decode_tps_bound(record: Record) -> float | None:
     """How far above the truth `decode_tps` may be, as a share of it: 0 with k0 known, None without a rate.
 
-    With k0 unknown the first event may hold as many tokens as the largest one, judged by its characters:
-    k_max = ceil(N * largest / all), so the rate lies within (1 - bound) and 1 times the value.
+    With k0 unknown the first event may hold as many tokens as the largest one. That one holds at most
+    k_max = N - (events with text) + 1, as every event with text brings a token, and judged by its characters
+    ceil(N * largest / all); the smaller counts. The rate lies between (1 - bound) and 1 times the value.
     """
     n = record.output_tokens
     if n is None or decode_tps(record) is None:
@@ -112,9 +113,10 @@ def decode_tps_bound(record: Record) -> float | None:
     if k0(record) is not None:
         return 0.0
     chars = [event.chars for event in record.events if _speaks(event)]
-    if not sum(chars):
-        return 1.0                      # tool calls only: nothing tells how large an event is
-    return min(1.0, (max(1, math.ceil(n * max(chars) / sum(chars))) - 1) / (n - 1))
+    k_max = n - len(chars) + 1
+    if sum(chars):                      # tool calls alone show no characters
+        k_max = min(k_max, math.ceil(n * max(chars) / sum(chars)))
+    return max(0, k_max - 1) / (n - 1)
 
 
 def decode_tps_published_2026_10(record: Record) -> float | None:

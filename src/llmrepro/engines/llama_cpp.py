@@ -138,5 +138,5 @@ def phases(log: str) -> list[tuple[str, float, float]]:
         for name, words in _BEGINS:
             if stamp and words in line and name not in [n for n, _ in seen]:
                 minutes, seconds, milli, micro = map(int, stamp.groups())
-                seen.append((name, minutes * 60 + seconds + milli / 1e3 + micro / 1e6))
+                seen.append((name, round(minutes * 60 + seconds + milli / 1e3 + micro / 1e6, 6)))
     return [(name, start, end) for (name, start), (_, end) in pairwise(seen)]

@@ -1,0 +1,114 @@
+"""Figures of a run, drawn from its folder alone: each as SVG, PNG, the CSV that was drawn, and a text for the blind."""
+
+import base64
+import csv
+import html
+import importlib.util
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import seaborn as sns
+from matplotlib import font_manager
+
+from llmrepro import drawings, findings
+from llmrepro.drawings import Drawing
+
+PNG_DPI = 192                                        # twice what a screen shows
+FORMATS = ("svg", "png", "csv", "txt")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn chart and its files. `alt` says in words what the data are; `caption` how to read them."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    svg: Path
+    png: Path
+    csv: Path
+    txt: Path
+
+    def html(self) -> str:
+        """A <figure> that holds everything itself: the SVG as a data: URI, alt text and caption."""
+        data = base64.b64encode(self.svg.read_bytes()).decode()
+        return (f'<figure id="figure-{html.escape(self.name)}"><img src="data:image/svg+xml;base64,{data}" '
+                f'alt="{html.escape(self.alt)}"><figcaption><strong>{html.escape(self.title)}.</strong> '
+                f"{html.escape(self.caption)}</figcaption></figure>")
+
+
+def draw(run_path: Path, out: Path | None = None) -> list[Figure]:
+    """Draw every chart that the run has data for into `out`, by default `<run>/figures/`.
+
+    The same folder gives the same SVG and CSV bytes. A chart without data is not drawn, and its files from an
+    earlier drawing are removed. Raises RunError when a file of the run is missing or broken.
+    """
+    found = findings.read(run_path)
+    folder = run_path / "figures" if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    with _style():
+        figures = [_write(drawing, folder) for drawing in drawings.of(found)]
+    for old in (f for kind in FORMATS for f in folder.glob(f"*.{kind}")):
+        if old.stem.startswith(drawings.NAMES) and old.stem not in {f.name for f in figures}:
+            old.unlink()
+    return figures
+
+
+def _write(drawing: Drawing, folder: Path) -> Figure:
+    files = {kind: folder / f"{drawing.name}.{kind}" for kind in FORMATS}
+    _replace(files["svg"], _saved(drawing, format="svg", metadata={"Date": None}))
+    _replace(files["png"], _saved(drawing, format="png", dpi=PNG_DPI))
+    _replace(files["csv"], _csv(drawing.data))
+    _replace(files["txt"], f"{drawing.alt}\n".encode())
+    return Figure(drawing.name, drawing.title, drawing.caption, drawing.alt, **files)
+
+
+def _saved(drawing: Drawing, **options) -> bytes:
+    buffer = io.BytesIO()
+    drawing.figure.savefig(buffer, **options)
+    return buffer.getvalue()
+
+
+def _csv(rows: list[dict]) -> bytes:
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """The kit's look while it draws; the notebook's own settings are as before afterwards."""
+    settings = {
+        **sns.axes_style("whitegrid"),
+        "font.family": ["DejaVu Sans", _japanese_font()],      # after the style, which sets its own font
+        "font.size": 10, "axes.titlesize": 12, "axes.titlelocation": "left",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+        "axes.edgecolor": "#8a8a8a", "grid.color": "#e3e3e3", "figure.dpi": 96,
+        "svg.hashsalt": "llmrepro", "svg.fonttype": "path", "text.parse_math": False,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+@cache
+def _japanese_font() -> str:
+    """IPAexGothic, for glyphs that DejaVu lacks. Its package is not imported: that would set the global font."""
+    (package,) = importlib.util.find_spec("matplotlib_fontja").submodule_search_locations
+    path = f"{package}/fonts/ipaexg.ttf"
+    font_manager.fontManager.addfont(path)
+    return font_manager.FontProperties(fname=path).get_name()

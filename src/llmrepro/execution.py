@@ -1,0 +1,300 @@
+"""Runs one notebook headless, as papermill does it, and says truthfully how it went: by its exit code.
+
+papermill alone logs an unknown parameter and goes on, dies at once of SIGTERM, has no clock for a whole notebook,
+and calls every cell completed after its kernel has died. Meant to be called in a process of its own.
+"""
+
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import nbformat
+import papermill
+import zmq
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from papermill.exceptions import PapermillExecutionError
+
+from llmrepro import terms
+
+OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, DEADLINE = 0, 2, 3, 4, 124       # and 128 + the signal's number
+PATIENCE_S = 60.0              # from the interrupt to the kill: stopping a server in order takes its grace
+TICK_S = 0.1
+KERNEL_START_S = 120
+IOPUB_TIMEOUT_S = 60           # papermill's 4 s lose the end of a cell on a loaded machine
+SOCKET_PATH_MAX = 100          # bytes; the system's limit is 107, and the sockets' own names come behind
+RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?")             # a cell id that nobody chose
+
+
+class _Stopped(Exception):
+    """The notebook was told to stop while no cell was running."""
+
+
+class _OwnKernel(AsyncKernelManager):
+    """A kernel of this very interpreter, whatever kernelspecs are installed, over sockets in a private folder.
+
+    With sockets of its own in a folder of its own no two runs can take each other's address, and no TCP port
+    is open to other users.
+    """
+
+    folder: Path                                     # set by the subclass that one execution makes
+    started: "list[_OwnKernel]"
+
+    def __init__(self, **kw):
+        super().__init__(**kw)
+        self.transport = "ipc"
+        self.ip = str(self.folder / "s")
+        self.connection_file = str(self.folder / "kernel.json")
+        if self.has_trait("transport_encryption") and zmq.has("curve"):
+            self.transport_encryption = "auto"
+        self.started.append(self)
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        spec = get_kernel_dict()
+        spec["argv"][0] = sys.executable
+        # Else the debugger warns on stderr, in every run, that it cannot look into frozen modules.
+        spec["env"] = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        return KernelSpec(**spec)
+
+    @property
+    def pid(self) -> int | None:
+        """The kernel's pid, which is its group's too, once it was started."""
+        return getattr(self.provisioner, "pid", None)
+
+
+class _Conductor(threading.Thread):
+    """Ends the notebook on a signal or at the deadline: one interrupt, then, after PATIENCE_S, a kill.
+
+    One interrupt only, since a second would break the orderly stop that the first began.
+    """
+
+    def __init__(self, deadline_s: float | None):
+        super().__init__(daemon=True)
+        self.end = None if deadline_s is None else time.monotonic() + deadline_s
+        self.code: int | None = None                 # the exit code once the notebook has been told to stop
+        self.kill = False
+        self.cell: NotebookNode | None = None        # the one that papermill asked the kernel to run
+        self.kernels: list[_OwnKernel] = []
+        self.done = threading.Event()
+
+    def on_signal(self, number: int, _frame) -> None:
+        if self.code is None:
+            self.code = 128 + number
+        else:
+            self.kill = True
+
+    def run(self) -> None:
+        interrupted_at = None
+        while not self.done.wait(TICK_S):
+            now = time.monotonic()
+            if self.code is None and self.end is not None and now > self.end:
+                self.code = DEADLINE
+            pid = self.kernels[-1].pid if self.kernels else None
+            if self.code is None or pid is None:
+                continue
+            if self.kill or interrupted_at is not None and now > interrupted_at + PATIENCE_S:
+                kill_group(pid)
+                return
+            # Before the kernel has begun with the cell it would ignore the interrupt.
+            if interrupted_at is None and self.cell is not None and _began(self.cell) and not _ended(self.cell):
+                interrupted_at = now
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)      # the kernel only: it knows how to end what it started
+
+
+class _Echo:
+    """Passes a cell's output on; a reader that went away does not end the run."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def line(self, text: str) -> None:
+        self.write(f"{text}\n")
+        self.flush()
+
+
+def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float | None = None,
+            kernel_name: str = "python3") -> int:
+    """Run `notebook` with `parameters` into `output`; call it in the main thread of its own process.
+
+    The kernel is this interpreter; `kernel_name` is only what the output notebook says. Cells' output goes to
+    stdout, what went wrong to stderr. The first SIGTERM, SIGINT or SIGHUP, and the deadline for the whole
+    notebook, interrupt the running cell and save; the second signal kills the kernel.
+
+    Returns 0, 2 (unknown parameter or unreadable notebook: nothing ran), 3 (a cell raised), 4 (the kernel
+    died), 124 (deadline), 128 + the signal's number.
+    """
+    out, err = _Echo(sys.stdout), _Echo(sys.stderr)
+    wrong = _wrong(notebook, parameters)
+    if wrong:
+        err.line(wrong)
+        return BAD_PARAMETERS
+    output.parent.mkdir(parents=True, exist_ok=True)
+    conductor = _Conductor(deadline_s)
+
+    def starting(cell, cell_index) -> None:
+        if conductor.code is not None:
+            raise _Stopped
+        conductor.cell = cell
+        if name := _name(cell, cell_index):
+            out.line(f"{name} ...")
+
+    code, why = OK, ""
+    with _signals(conductor), _quiet(), _socket_folder() as folder:
+        kernel = type("Kernel", (_OwnKernel,), {"folder": folder, "started": conductor.kernels})
+        conductor.start()
+        try:
+            done = papermill.execute_notebook(
+                _literal(notebook), _literal(output), parameters, kernel_name=kernel_name, language="python",
+                progress_bar=False, stdout_file=out, stderr_file=err, start_timeout=KERNEL_START_S,
+                kernel_manager_class=kernel, on_cell_execute=starting, iopub_timeout=IOPUB_TIMEOUT_S)
+            if done.metadata.papermill.exception:    # sys.exit(0) in a cell: papermill sees no error in that
+                code, why = CELL_RAISED, "a cell ended the kernel by SystemExit, and no later cell ran"
+        except PapermillExecutionError as error:
+            code, why = CELL_RAISED, f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
+        except CellTimeoutError:
+            code, why = CELL_RAISED, "a cell ended, but its output did not; print less in it"
+        except _Stopped:
+            pass
+        except (DeadKernelError, RuntimeError) as error:
+            code, why = KERNEL_DIED, (f"the kernel ({sys.executable}) died ({error}); out of memory is the "
+                                      "usual cause: see the system's log")
+        finally:
+            conductor.done.set()
+            for manager in conductor.kernels:
+                if manager.pid is not None:
+                    kill_group(manager.pid)          # what a dead kernel left in its own group
+    if conductor.code is not None:
+        code, why = conductor.code, ("the deadline of the whole notebook has passed" if conductor.code == DEADLINE
+                                     else f"stopped by {signal.Signals(conductor.code - 128).name}")
+    if code != OK:
+        repair(output, why)
+        err.line(f"{why}. The executed notebook is {output}")
+    return code
+
+
+def repair(output: Path, why: str) -> None:
+    """Make an executed notebook say what really ran: `completed` only where the kernel answered.
+
+    A cell that had begun and has no answer is `failed`, with `why` as its output when it shows no error; a cell
+    that had not begun is `pending`.
+    """
+    if not output.is_file():
+        return
+    notebook = nbformat.read(output, as_version=4)
+    stopped = False
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and cell.source.strip() and not _ended(cell):
+            stopped = True
+        state = cell.metadata.get("papermill")
+        if not stopped or not state:
+            continue
+        if cell.cell_type == "code" and _began(cell):
+            state.update(status="failed", exception=True)
+            if not any(shown.output_type == "error" for shown in cell.outputs):
+                cell.outputs.append(nbformat.v4.new_output("error", ename="Stopped", evalue=why, traceback=[why]))
+        else:
+            state.update(status="pending", exception=None, start_time=None, end_time=None, duration=None)
+    notebook.metadata.setdefault("papermill", {})["exception"] = True
+    part = output.with_name(f".{output.name}.part")
+    nbformat.write(notebook, part)
+    os.replace(part, output)
+
+
+def _began(cell: NotebookNode) -> bool:
+    return "iopub.execute_input" in cell.metadata.get("execution", {})
+
+
+def _ended(cell: NotebookNode) -> bool:
+    return "shell.execute_reply" in cell.metadata.get("execution", {})
+
+
+def _name(cell: NotebookNode, index: int) -> str | None:
+    """What to call a cell while it runs: the id that its author chose; None for parameters."""
+    if {"parameters", "injected-parameters"} & set(cell.metadata.get("tags", [])):
+        return None
+    chosen = cell.get("id", "")
+    return chosen if chosen and not RANDOM_ID.fullmatch(chosen) else f"cell {index + 1}"
+
+
+def _wrong(notebook: Path, parameters: dict) -> str | None:
+    """Why this notebook cannot be run with these parameters, or None."""
+    if not notebook.is_file():
+        return f"There is no notebook {notebook}; give the path of one"
+    try:
+        with _quiet():
+            known = papermill.inspect_notebook(_literal(notebook))
+    except Exception as error:                       # anything at all that papermill finds wrong with the file
+        return f"{notebook} cannot be read as a notebook ({type(error).__name__}: {error}); open and save it again"
+    unknown = [name for name in parameters if name not in known]
+    return f"{notebook.name} has no parameter {unknown[0]!r}; {terms.nearest(unknown[0], known)}" if unknown else None
+
+
+def _literal(path: Path) -> str:
+    """The path as papermill takes it, which fills {parameters} into paths."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL for a kernel and what it started in its own process group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _signals(conductor: _Conductor):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:            # nohup: the run outlives its terminal
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, conductor.on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet():
+    """papermill and Jupyter log what the exit code and one sentence say better."""
+    loggers = [logging.getLogger(name) for name in ("papermill", "traitlets")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _socket_folder():
+    """A folder of mode 0700 whose path is short enough for sockets, wherever TMPDIR points."""
+    base = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="llmrepro-", dir=base if len(os.fsencode(base)) < SOCKET_PATH_MAX - 25
+                                   else "/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
