@@ -1,4 +1,4 @@
-"""Headless Chromium for the tests, and JupyterLab as a person uses it: open, Run All, Stop, look at the page::
+"""Headless Chromium for the tests, and JupyterLab as a person uses it: open, Run All, Stop, look::
 
     with jupyterlab(folder) as lab, lab.open("reproduce.ipynb") as page:
         page.run_all()

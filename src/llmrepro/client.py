@@ -266,9 +266,9 @@ def _no_collections():
 
 
 def _refuses(base_url: str) -> bool:
-    """True when nothing listens there any more; looked at for 0.2 s, as a dying process closes its sockets in turn."""
+    """True when nothing listens there any more; looked at for a second: a dying process takes its time."""
     place = urlsplit(base_url)
-    for _ in range(3):
+    for _ in range(10):
         try:
             port = place.port or (443 if place.scheme == "https" else 80)
             socket.create_connection((place.hostname, port), timeout=2).close()

@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from llmrepro import intervals, metrics, terms
@@ -231,6 +232,9 @@ def startup(found: Findings) -> Drawing | None:
              yticks=range(len(lines)), yticklabels=[what for _, what in lines])
     axes.grid(visible=False, axis="y")
     phases = any(b["clock"] == "engine" for b in bars)
+    figure.legend(handles=[Patch(color=CLIENT, label="seen by the client"),
+                           *([Patch(color=ENGINE, label="the engine's own phases")] if phases else [])],
+                  loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
     clients = len({what for clock, what in lines if clock == "client"})
     if phases and clients:
         axes.axhline(clients - 0.5, color="#8a8a8a", linewidth=0.8)

@@ -1,7 +1,7 @@
 """Runs one notebook headless, as papermill does it, and says truthfully how it went: by its exit code.
 
-papermill alone logs an unknown parameter and goes on, dies at once of SIGTERM, has no clock for a whole notebook,
-and calls every cell completed after its kernel has died. Meant to be called in a process of its own.
+papermill alone logs an unknown parameter and goes on, dies at once of SIGTERM, has no clock for a whole
+notebook, and calls every cell completed after its kernel has died. To be called in a process of its own.
 """
 
 import logging
@@ -33,7 +33,7 @@ PATIENCE_S = 60.0              # from the interrupt to the kill: stopping a serv
 TICK_S = 0.1
 KERNEL_START_S = 120
 IOPUB_TIMEOUT_S = 60           # papermill's 4 s lose the end of a cell on a loaded machine
-SOCKET_PATH_MAX = 100          # bytes; the system's limit is 107, and the sockets' own names come behind
+TMPDIR_MAX_BYTES = 75          # a socket's path has 107 bytes at most, and folder and name come behind
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?")             # a cell id that nobody chose
 
 
@@ -42,7 +42,7 @@ class _Stopped(Exception):
 
 
 class _OwnKernel(AsyncKernelManager):
-    """A kernel of this very interpreter, whatever kernelspecs are installed, over sockets in a private folder.
+    """A kernel of this very interpreter, whatever kernelspecs are installed, with sockets in a private folder.
 
     With sockets of its own in a folder of its own no two runs can take each other's address, and no TCP port
     is open to other users.
@@ -86,6 +86,7 @@ class _Conductor(threading.Thread):
         self.code: int | None = None                 # the exit code once the notebook has been told to stop
         self.kill = False
         self.cell: NotebookNode | None = None        # the one that papermill asked the kernel to run
+        self.name = ""
         self.kernels: list[_OwnKernel] = []
         self.done = threading.Event()
 
@@ -108,7 +109,7 @@ class _Conductor(threading.Thread):
                 kill_group(pid)
                 return
             # Before the kernel has begun with the cell it would ignore the interrupt.
-            if interrupted_at is None and self.cell is not None and _began(self.cell) and not _ended(self.cell):
+            if interrupted_at is None and self.cell and _began(self.cell) and not _ended(self.cell):
                 interrupted_at = now
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGINT)      # the kernel only: it knows how to end what it started
@@ -155,9 +156,9 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
     def starting(cell, cell_index) -> None:
         if conductor.code is not None:
             raise _Stopped
-        conductor.cell = cell
-        if name := _name(cell, cell_index):
-            out.line(f"{name} ...")
+        conductor.cell, conductor.name = cell, _name(cell, cell_index)
+        if conductor.name != "parameters":
+            out.line(f"{conductor.name} ...")
 
     code, why = OK, ""
     with _signals(conductor), _quiet(), _socket_folder() as folder:
@@ -169,24 +170,25 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
                 progress_bar=False, stdout_file=out, stderr_file=err, start_timeout=KERNEL_START_S,
                 kernel_manager_class=kernel, on_cell_execute=starting, iopub_timeout=IOPUB_TIMEOUT_S)
             if done.metadata.papermill.exception:    # sys.exit(0) in a cell: papermill sees no error in that
-                code, why = CELL_RAISED, "a cell ended the kernel by SystemExit, and no later cell ran"
+                code, why = CELL_RAISED, f"{conductor.name} left by SystemExit, so no later cell ran"
         except PapermillExecutionError as error:
-            code, why = CELL_RAISED, f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
+            code, why = CELL_RAISED, f"{conductor.name} raised {error.ename}: {error.evalue}"
         except CellTimeoutError:
-            code, why = CELL_RAISED, "a cell ended, but its output did not; print less in it"
+            code, why = CELL_RAISED, f"{conductor.name} ended, but its output was lost; print less in it"
         except _Stopped:
             pass
         except (DeadKernelError, RuntimeError) as error:
-            code, why = KERNEL_DIED, (f"the kernel ({sys.executable}) died ({error}); out of memory is the "
-                                      "usual cause: see the system's log")
+            code, why = KERNEL_DIED, (f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} "
+                                      f"({error}); the usual cause is memory: see the system's log")
         finally:
             conductor.done.set()
             for manager in conductor.kernels:
                 if manager.pid is not None:
                     kill_group(manager.pid)          # what a dead kernel left in its own group
     if conductor.code is not None:
-        code, why = conductor.code, ("the deadline of the whole notebook has passed" if conductor.code == DEADLINE
-                                     else f"stopped by {signal.Signals(conductor.code - 128).name}")
+        code = conductor.code
+        why = (f"the notebook's deadline of {deadline_s:g} s has passed" if code == DEADLINE
+               else f"stopped by {signal.Signals(code - 128).name}") + f" in {conductor.name or 'the start'}"
     if code != OK:
         repair(output, why)
         err.line(f"{why}. The executed notebook is {output}")
@@ -196,8 +198,8 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
 def repair(output: Path, why: str) -> None:
     """Make an executed notebook say what really ran: `completed` only where the kernel answered.
 
-    A cell that had begun and has no answer is `failed`, with `why` as its output when it shows no error; a cell
-    that had not begun is `pending`.
+    A cell that had begun and has no answer is `failed`, with `why` as its output when it shows no error; a
+    cell that had not begun is `pending`.
     """
     if not output.is_file():
         return
@@ -212,7 +214,8 @@ def repair(output: Path, why: str) -> None:
         if cell.cell_type == "code" and _began(cell):
             state.update(status="failed", exception=True)
             if not any(shown.output_type == "error" for shown in cell.outputs):
-                cell.outputs.append(nbformat.v4.new_output("error", ename="Stopped", evalue=why, traceback=[why]))
+                shown = nbformat.v4.new_output("error", ename="Stopped", evalue=why, traceback=[why])
+                cell.outputs.append(shown)
         else:
             state.update(status="pending", exception=None, start_time=None, end_time=None, duration=None)
     notebook.metadata.setdefault("papermill", {})["exception"] = True
@@ -229,10 +232,10 @@ def _ended(cell: NotebookNode) -> bool:
     return "shell.execute_reply" in cell.metadata.get("execution", {})
 
 
-def _name(cell: NotebookNode, index: int) -> str | None:
-    """What to call a cell while it runs: the id that its author chose; None for parameters."""
+def _name(cell: NotebookNode, index: int) -> str:
+    """What to call a cell: the id that its author chose, else its position."""
     if {"parameters", "injected-parameters"} & set(cell.metadata.get("tags", [])):
-        return None
+        return "parameters"
     chosen = cell.get("id", "")
     return chosen if chosen and not RANDOM_ID.fullmatch(chosen) else f"cell {index + 1}"
 
@@ -244,10 +247,12 @@ def _wrong(notebook: Path, parameters: dict) -> str | None:
     try:
         with _quiet():
             known = papermill.inspect_notebook(_literal(notebook))
-    except Exception as error:                       # anything at all that papermill finds wrong with the file
-        return f"{notebook} cannot be read as a notebook ({type(error).__name__}: {error}); open and save it again"
+    except Exception as error:                       # whatever papermill finds wrong with the file
+        return f"{notebook} is no notebook ({type(error).__name__}: {error}); give another, or save it again"
     unknown = [name for name in parameters if name not in known]
-    return f"{notebook.name} has no parameter {unknown[0]!r}; {terms.nearest(unknown[0], known)}" if unknown else None
+    if not unknown:
+        return None
+    return f"{notebook.name} has no parameter {unknown[0]!r}; {terms.nearest(unknown[0], known)}"
 
 
 def _literal(path: Path) -> str:
@@ -292,8 +297,8 @@ def _quiet():
 def _socket_folder():
     """A folder of mode 0700 whose path is short enough for sockets, wherever TMPDIR points."""
     base = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="llmrepro-", dir=base if len(os.fsencode(base)) < SOCKET_PATH_MAX - 25
-                                   else "/tmp"))
+    short = len(os.fsencode(base)) <= TMPDIR_MAX_BYTES
+    folder = Path(tempfile.mkdtemp(prefix="llmrepro-", dir=base if short else "/tmp"))
     try:
         yield folder
     finally:

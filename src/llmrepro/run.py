@@ -60,7 +60,7 @@ def parameters(values: dict[str, Any]) -> Parameters:
 
 
 def resolved(recipe: Recipe, params: Parameters) -> Recipe:
-    """The recipe as it will be run: overrides applied, servers chosen, repeats set. Raises RunError."""
+    """The recipe as it will be run: overrides applied, repeats set. Raises RunError."""
     data = json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True))
     for path, value in params.overrides.items():
         _override(data, path.split("."), value, path)
@@ -69,16 +69,14 @@ def resolved(recipe: Recipe, params: Parameters) -> Recipe:
                                     if params.overrides else recipe.id)
     except recipes.RecipeError as error:
         raise RunError(str(error)) from None
-    servers = changed.servers
-    if params.servers is not None:
-        known = [s.id for s in changed.servers]
-        for name in params.servers:
-            if name not in known:
-                raise RunError(f"{recipe.id} has no server {name!r}; {terms.nearest(name, known)}")
-        servers = [s for s in changed.servers if s.id in params.servers]
-    workloads = [w.model_copy(update={"repeats": params.repeats} if params.repeats else {})
-                 for w in changed.workloads if params.profile in w.profiles]
-    return changed.model_copy(update={"servers": servers, "workloads": workloads})
+    known = [s.id for s in changed.servers]
+    for name in params.servers or []:
+        if name not in known:
+            raise RunError(f"{recipe.id} has no server {name!r}; {terms.nearest(name, known)}")
+    if params.repeats is None:
+        return changed
+    return changed.model_copy(update={"workloads": [w.model_copy(update={"repeats": params.repeats})
+                                                    for w in changed.workloads]})
 
 
 def _override(node, keys: list[str], value, path: str) -> None:

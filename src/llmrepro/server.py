@@ -33,8 +33,8 @@ SUPERVISOR_START_S = 60.0
 TAIL_LINES, TAIL_BYTES = 15, 65536
 KEY = "<api key>"              # stands for the key in every file: the key itself goes through a pipe
 # What engines write when another program holds the port: errno 98 in its several spellings.
-PORT_TAKEN = re.compile(r"address already in use|address in use|EADDRINUSE|errno[ :=]*98\b|could ?n[o']t bind|"
-                        r"failed to bind|unable to bind|port \d+ is already in use", re.IGNORECASE)
+PORT_TAKEN = re.compile(r"address already in use|address in use|EADDRINUSE|errno[ :=]*98\b|could ?n[o']t bind"
+                        r"|failed to bind|unable to bind|port \d+ is already in use", re.IGNORECASE)
 # The sampler is this kit's own; of the user's environment it gets what finding Python and a GPU takes.
 SAMPLER_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH",
                "CUDA_VISIBLE_DEVICES")
@@ -213,9 +213,9 @@ def _not_started(said: dict, command: Command, log: Path, notes: Path) -> Server
         return ServerFailure("binary_missing", f"The server's program is not there: {said['failed']}.",
                              "remove the engine's environment and prepare it again", log, log_tail(log))
     if said["errno"] == errno.EACCES:
-        return ServerFailure("permission_denied", f"This user may not run the server's program: {said['failed']}.",
-                             f"make it executable (chmod +x {program}), and check that its disk is not mounted "
-                             "noexec", log, log_tail(log))
+        return ServerFailure("permission_denied", f"The server's program may not be run: {said['failed']}.",
+                             f"make it executable (chmod +x {program}), and check that its disk is not "
+                             "mounted noexec", log, log_tail(log))
     return ServerFailure("not_started", f"The system refused to start {program}: {said['failed']}.",
                          "check that it was built for this machine, and prepare it again", log, log_tail(log))
 
@@ -236,8 +236,8 @@ def _stop(process: subprocess.Popen, grace_s: float) -> None:
     finally:
         process.stdout.close()
     if not over:
-        warnings.warn(f"the supervisor (pid {process.pid}) cannot end the server in {limit_s:g} s: a driver may "
-                      "hold it; look with ps before measuring again", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"the supervisor (pid {process.pid}) cannot end the server in {limit_s:g} s: a driver "
+                      "may hold it; look with ps before measuring again", RuntimeWarning, stacklevel=2)
 
 
 def _over(process: subprocess.Popen, within_s: float) -> bool:
@@ -292,15 +292,16 @@ def _check(running: Boot, timeout_s: float, waiting: str) -> None:
     last = running.last_words()
     tail = running.tail()
     if last is not None and PORT_TAKEN.search("\n".join(tail)):
-        raise ServerFailure("port_taken", f"Another program took {running.url} before the server did: {last}.",
+        raise ServerFailure("port_taken", f"Another program has {running.url} and not the server: {last}.",
                             "run again; if it repeats, see with `ss -ltnp` which program opens so many ports",
                             running.log, tail)
     if last is not None:
         raise ServerFailure("died", f"After {seconds:.1f} s, before its first completion, {last}.",
                             "mend what the last lines of its log name, then run again", running.log, tail)
     if seconds > timeout_s:
-        raise ServerFailure("never_ready", f"After {timeout_s:g} s the server lives but is not ready: {waiting}.",
-                            "read its log; give it more time, or a smaller context or model", running.log, tail)
+        raise ServerFailure("never_ready", f"After {timeout_s:g} s the server lives and is not ready: {waiting}.",
+                            "read its log; give it more time, or a smaller context or model", running.log,
+                            tail)
 
 
 def _asked(running: Boot, ready: Question, timeout_s: float, on_wait: Callable[[float, str], None]) -> Record:

@@ -37,8 +37,8 @@ def card(run: Run) -> None:
     """What is asked, by whom it was published, what it costs; said before anything is installed."""
     with run.stage("card"):
         recipe, params = run.recipe, run.parameters
-        jobs = workloads.missing(run.path, recipe)
-        boots = sum(s.boots for s in recipe.servers)
+        jobs = workloads.missing(run)
+        boots = len({(j.server, j.replicate) for j in jobs})
         pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
         source = recipe.source
         _table(recipe.title, [

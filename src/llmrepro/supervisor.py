@@ -77,7 +77,7 @@ def _guard(spec: dict, worker: int, secret: str) -> int:
     if code == 0:
         return 0
     log(f"the worker ended with {code}")
-    end_tree(_reap, None, 0, lambda: False)
+    end_tree(_reap, None, spec["grace_s"], lambda: False)
     hide(spec["server"]["log"], secret)
     if not os.path.exists(spec["exit_file"]):
         write_json(spec["exit_file"], {"code": None, "signal": None, "at": now(),
@@ -183,8 +183,8 @@ class Worker:
     def _write_exit(self, status: int | None, reason: str) -> None:
         code = None if status is None else os.waitstatus_to_exitcode(status)
         killed = code is not None and code < 0
-        write_json(self.spec["exit_file"], {
-            "code": None if killed else code, "signal": -code if killed else None, "at": now(), "reason": reason})
+        write_json(self.spec["exit_file"], {"code": None if killed else code,
+                                            "signal": -code if killed else None, "at": now(), "reason": reason})
 
 
 def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int]:
@@ -220,10 +220,10 @@ def end_tree(reap, first: int | None, grace_s: float, hurry) -> list[int]:
     """End every descendant of this process. Returns the pids that could not be ended.
 
     `first` (the server's main process: an engine ends its own workers best) is told to end and has `grace_s`;
-    then what is left is told and has REST_S; then all are killed. `reap()` collects ended children and is true
-    when there are none; `hurry()` true skips the waiting.
+    then what is left is told and has REST_S, or `grace_s` if that is less; then all are killed. `reap()`
+    collects ended children and is true when there are none; `hurry()` true skips the waiting.
     """
-    for pids, wait_s in (([first] if first else [], grace_s), (None, REST_S)):
+    for pids, wait_s in (([first] if first else [], grace_s), (None, min(REST_S, grace_s))):
         _send(signal.SIGTERM, descendants() if pids is None else pids)
         end = time.monotonic() + wait_s
         while time.monotonic() < end and not hurry():

@@ -16,7 +16,7 @@ from llmrepro import engines, machine, server
 from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
-from llmrepro.run import Run, boots, read_json, read_lines
+from llmrepro.run import Parameters, Run, boots, read_json, read_lines
 
 DEATHS = 3                                           # a server is started again after this many deaths, no more
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0       # two slow cores, one of them for the engine
@@ -38,11 +38,15 @@ class Job:
     repeat: int
 
 
-def plan(recipe: Recipe) -> list[Job]:
-    """Every request that a complete run has, in order: per boot, per workload, rounds that ask every case."""
+def plan(recipe: Recipe, params: Parameters) -> list[Job]:
+    """Every request that a complete run has, in order: per boot, per workload, rounds that ask every case.
+
+    The parameters choose servers and the profile's workloads.
+    """
     return [Job(s.id, replicate, w.id, case, repeat)
-            for s in recipe.servers for replicate in range(s.boots)
-            for w in recipe.workloads if s.id in w.on
+            for s in recipe.servers if params.servers is None or s.id in params.servers
+            for replicate in range(s.boots)
+            for w in recipe.workloads if s.id in w.on and params.profile in w.profiles
             for repeat in range(w.repeats) for case in w.cases]
 
 
@@ -58,12 +62,12 @@ def _cost_s(workload: Workload, case: str) -> float:
     return prompt / SLOW_PREFILL_TPS + workload.max_tokens / SLOW_DECODE_TPS
 
 
-def missing(run_path: Path, recipe: Recipe) -> list[Job]:
+def missing(run: Run) -> list[Job]:
     """The jobs that no record answers yet. Boots that an earlier sitting began are gone on with."""
-    replicates = {n: b["replicate"] for n, b in boots(run_path).items()}
+    replicates = {n: b["replicate"] for n, b in boots(run.path).items()}
     done = {(r["server"], replicates.get(r["boot"]), r["workload"], r["case"], r["repeat"])
-            for r in read_lines(run_path / "records.jsonl") if not r["warmup"]}
-    return [j for j in plan(recipe) if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done]
+            for r in read_lines(run.path / "records.jsonl") if not r["warmup"]}
+    return [j for j in plan(run.recipe, run.parameters) if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done]
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def measure(run: Run, environment: Path, weights: Path) -> None:
     asked again. Raises ServerFailure when a server never gets ready, MeasureFailure after too many deaths.
     """
     recipe = run.recipe
-    jobs = missing(run.path, recipe)
+    jobs = missing(run)
     by_id = {w.id: w for w in recipe.workloads}
     with Progress("measure", sum(_cost_s(by_id[j.workload], j.case) for j in jobs)) as bar:
         bench = Bench(run, recipe, engines.load(recipe.engine.name), environment, weights,
