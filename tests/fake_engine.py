@@ -1,4 +1,4 @@
-"""A scripted server process for the tests of supervisor, server and execution. It is no engine and measures nothing.
+"""A scripted server process for the tests of supervisor, server and execution; it measures nothing.
 
 Every process of it carries `--marker` in its command line, so that a test can look for what is left.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from test_server import HOLDS
+from test_server import HOLDS, outcome
 from test_supervisor import FAKE, alive, gone, kill, soon
 
 from llmrepro.execution import repair
@@ -30,9 +30,7 @@ sys.exit(execution.execute(Path(notebook), Path(output), json.loads(parameters),
 """
 MEASURE = """
 print("interpreter", sys.executable, flush=True)
-if act == "raise": raise ValueError("boom")
 if act == "exit": sys.exit(0)
-if act == "die": os.kill(os.getpid(), signal.SIGKILL)
 if act == "print": print("x" * 3_000_000)
 if act == "stubborn":
     (folder / "up").touch()
@@ -43,12 +41,10 @@ if act == "swallow":
     (folder / "up").touch()
     try: time.sleep(60)
     except KeyboardInterrupt: pass
-if act in ("hold", "die holding"):
-    exec(holds.replace("time.sleep(600)", "os.kill(os.getpid(), signal.SIGKILL)") if act == "die holding" else holds)
-if act == "raise holding":
-    exec(holds.replace("time.sleep(600)", "raise ValueError('boom')"))
-if act == "hold and end":
-    exec(holds.replace("time.sleep(600)", "pass"))
+inside = {"hold": "time.sleep(600)", "hold, die": "os.kill(os.getpid(), signal.SIGKILL)",
+          "hold, raise": "raise ValueError('boom')", "hold, end": "pass"}
+if act in inside:
+    exec(holds.replace("time.sleep(600)", inside[act]))
 """
 
 
@@ -58,23 +54,24 @@ class Outcome:
     def __init__(self, folder: Path, act: str, deadline_s: str = "", patience_s: str = "40",
                  env: dict | None = None, **parameters):
         self.folder, self.marker = folder, f"marker-{uuid.uuid4().hex}"
-        self.output, self.status = folder / "run {x}" / "out.ipynb", folder / "status.json"
-        self.status.write_text(json.dumps({"outcome": "running", "stage": "measure"}))
+        self.output = folder / "run {x}" / "out.ipynb"
+        (folder / "status.json").write_text(json.dumps({"outcome": "running", "stage": "measure"}))
         holds = HOLDS.format(folder=str(folder), fake=str(FAKE), marker=self.marker)
         v4 = nbformat.v4
         cells = [v4.new_markdown_cell("# A title", id="title"),
                  v4.new_code_cell("act = ''\nplace = ''\nholds = ''", id="parameters",
                                   metadata={"tags": ["parameters"]}),
-                 v4.new_code_cell("import os, signal, sys, time\nfrom pathlib import Path\nfolder = Path(place)",
-                                  id="card"),
+                 v4.new_code_cell("import os, signal, sys, time\nfrom pathlib import Path\n"
+                                  "folder = Path(place)", id="card"),
                  v4.new_code_cell(MEASURE, id="measure"), v4.new_markdown_cell("## Afterwards", id="later"),
                  v4.new_code_cell("print('reported')", id="report")]
         kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
         nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), folder / "in.ipynb")
         values = {"act": act, "place": str(folder), "holds": holds, **parameters}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, str(folder / "in.ipynb"), str(self.output), json.dumps(values), deadline_s,
-             patience_s], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+            [sys.executable, "-c", RUN, str(folder / "in.ipynb"), str(self.output), json.dumps(values),
+             deadline_s, patience_s], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **(env or {})})
 
     def up(self) -> "Outcome":
         assert soon((self.folder / "up").exists), self.process.communicate(timeout=30)
@@ -90,9 +87,9 @@ class Outcome:
 
     def cells(self) -> dict[str, str]:
         """What the executed notebook says of each cell, papermill's own markers left out."""
-        notebook = nbformat.read(self.output, as_version=4)
-        return {cell.id: cell.metadata.papermill.status for cell in notebook.cells
-                if "papermill" in cell.metadata and "injected-parameters" not in cell.metadata.get("tags", [])}
+        cells = nbformat.read(self.output, as_version=4).cells
+        return {cell.id: cell.metadata.papermill.status for cell in cells if "papermill" in cell.metadata
+                and "injected-parameters" not in cell.metadata.get("tags", [])}
 
 
 @pytest.fixture
@@ -119,7 +116,7 @@ def test_a_notebook_that_ends_well_in_this_interpreter(run, tmp_path):
     # A kernelspec of the same name that would run another Python, as a user's own often does.
     other = tmp_path / "share" / "kernels" / "python3"
     other.mkdir(parents=True)
-    (other / "kernel.json").write_text('{"argv": ["/nowhere/python"], "display_name": "x", "language": "python"}')
+    (other / "kernel.json").write_text(json.dumps({"argv": ["/nowhere"], "display_name": "", "language": ""}))
     it = run("print", env={"JUPYTER_PATH": str(other.parents[1])})
     assert it.end() == 0, it.err
     assert set(it.cells().values()) == {"completed"}
@@ -129,7 +126,7 @@ def test_a_notebook_that_ends_well_in_this_interpreter(run, tmp_path):
 
 
 def test_a_server_is_gone_when_the_notebook_has_ended(run):
-    it = run("hold and end")
+    it = run("hold, end")
     assert it.end() == 0, it.err
     assert (it.folder / "up").exists() and not alive(it.marker)
 
@@ -142,7 +139,7 @@ def test_an_unknown_parameter_is_refused_before_anything_runs(run):
 
 
 def test_a_raising_cell_leaves_no_server(run):
-    it = run("raise holding")
+    it = run("hold, raise")
     assert it.end() == 3
     assert "measure" in it.err and "ValueError: boom" in it.err and str(it.output) in it.err
     assert it.cells() == UNTIL_MEASURE
@@ -156,7 +153,7 @@ def test_a_cell_that_exits_with_0_has_not_succeeded(run):
 
 
 def test_a_dead_kernel_is_told_and_no_cell_claims_what_it_did_not_do(run):
-    it = run("die holding")
+    it = run("hold, die")
     assert it.end() == 4
     assert "kernel" in it.err and sys.executable in it.err
     assert it.cells() == UNTIL_MEASURE
@@ -165,7 +162,7 @@ def test_a_dead_kernel_is_told_and_no_cell_claims_what_it_did_not_do(run):
     measure = next(cell for cell in notebook.cells if cell.id == "measure")
     assert "kernel" in measure.outputs[-1].evalue
     assert gone(it.marker)
-    assert soon(lambda: json.loads(it.status.read_text())["outcome"] == "interrupted")
+    assert soon(lambda: outcome(it.folder) == "interrupted")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -182,7 +179,7 @@ def test_papermill_killed_leaves_no_server_and_an_interrupted_run(run):
     it.signal(signal.SIGKILL)
     assert gone(it.marker)
     assert soon(lambda: not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE)
-    assert soon(lambda: json.loads(it.status.read_text())["outcome"] == "interrupted")
+    assert soon(lambda: outcome(it.folder) == "interrupted")
 
 
 def test_the_second_signal_kills(run):

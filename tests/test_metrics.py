@@ -7,9 +7,21 @@ from llmrepro.client import Event, Record
 
 
 def record(events=(), **more) -> Record:
-    base = {"server": "", "boot": 0, "workload": "", "case": "", "repeat": 0, "warmup": False, "prompt_sha256": "",
-            "endpoint": "/v1/chat/completions", "request": {}, "started_at": "", "t_send_ns": 0, "status": "ok",
-            "finish_reason": "length"}
+    base = {
+        "server": "",
+        "boot": 0,
+        "workload": "",
+        "case": "",
+        "repeat": 0,
+        "warmup": False,
+        "prompt_sha256": "",
+        "endpoint": "/v1/chat/completions",
+        "request": {},
+        "started_at": "",
+        "t_send_ns": 0,
+        "status": "ok",
+        "finish_reason": "length",
+    }
     return Record(**base | more, events=[Event(*event) for event in events])
 
 
@@ -52,7 +64,10 @@ def test_one_token_per_event_leaves_nothing_unknown():
 
 
 def test_the_end_token_moves_t_last_to_the_finish():
-    events = [(0.5 + 0.1 * i, "text", 4, None) for i in range(20)] + [(2.5, "finish", 0, None), (2.5, "usage", 0, None)]
+    events = [(0.5 + 0.1 * i, "text", 4, None) for i in range(20)] + [
+        (2.5, "finish", 0, None),
+        (2.5, "usage", 0, None),
+    ]
     stopped = record(events, output_tokens=21, finish_reason="stop")
     assert metrics.t_last_s(stopped) == 2.5 and metrics.decode_tps(stopped) == pytest.approx(10.0)
     full = record(events, output_tokens=20)
@@ -60,17 +75,27 @@ def test_the_end_token_moves_t_last_to_the_finish():
 
 
 def test_counts_told_after_the_finish_belong_to_the_finish():
-    events = [(0.5 + 0.1 * i, "text", 4, 1) for i in range(20)] + [(2.5, "finish", 0, None), (3.5, "usage", 0, 1)]
+    events = [(0.5 + 0.1 * i, "text", 4, 1) for i in range(20)] + [
+        (2.5, "finish", 0, None),
+        (3.5, "usage", 0, 1),
+    ]
     stopped = record(events, output_tokens=21, finish_reason="stop")
     assert metrics.t_last_s(stopped) == 2.5 and metrics.decode_tps(stopped) == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("events, n", [
-    ([], None), (told([1] * 20), None),                     # no count, no rate
-    (told([1] * 16), 16), (untold([1] * 16), 16),           # 15 after the first
-    (told([40]), 40), (untold([40]), 40),                   # a single event has no duration
-    ([(0.5, "text", 4, 1), (0.5, "text", 80, 30)], 31),     # one read
-    ([(0.4, "role", 0, None), (0.5, "done", 0, None)], 0)])
+@pytest.mark.parametrize(
+    "events, n",
+    [
+        ([], None),
+        (told([1] * 20), None),  # no count, no rate
+        (told([1] * 16), 16),
+        (untold([1] * 16), 16),  # 15 after the first
+        (told([40]), 40),
+        (untold([40]), 40),  # a single event has no duration
+        ([(0.5, "text", 4, 1), (0.5, "text", 80, 30)], 31),  # one read
+        ([(0.4, "role", 0, None), (0.5, "done", 0, None)], 0),
+    ],
+)
 def test_no_decode_rate_where_it_would_be_a_guess(events, n):
     asked = record(events, output_tokens=n)
     assert metrics.decode_tps(asked) is None and metrics.decode_tps_bound(asked) is None
@@ -95,8 +120,14 @@ def test_end_to_end_counts_all_tokens_over_all_the_time():
 
 
 def test_first_event_first_token_first_answer():
-    events = [(0.1, "ping", 0, None), (0.2, "role", 0, None), (0.3, "empty", 0, 1), (0.4, "reasoning", 4, 1),
-              (0.5, "empty", 0, 1), (0.6, "text", 4, 1)]
+    events = [
+        (0.1, "ping", 0, None),
+        (0.2, "role", 0, None),
+        (0.3, "empty", 0, 1),
+        (0.4, "reasoning", 4, 1),
+        (0.5, "empty", 0, 1),
+        (0.6, "text", 4, 1),
+    ]
     asked = record(events)
     assert [metrics.ttfr_s(asked), metrics.ttft_s(asked), metrics.ttfat_s(asked)] == [0.1, 0.4, 0.6]
     assert metrics.ttfat_s(record(told([1] * 3))) is None
@@ -107,20 +138,29 @@ def test_prefill_leaves_the_cached_tokens_out():
     asked = {"events": told([1] * 20), "prompt_tokens": 512}
     assert metrics.prefill_tps(record(**asked, cached_tokens=0)) == pytest.approx(1024.0)
     assert metrics.prefill_tps(record(**asked, cached_tokens=112)) == pytest.approx(800.0)
-    assert metrics.prefill_tps(record(**asked)) is None     # unknown is not zero
+    assert metrics.prefill_tps(record(**asked)) is None  # unknown is not zero
     assert metrics.prefill_tps_published_2026_10(record(**asked)) == pytest.approx(1024.0)
 
 
 @pytest.mark.parametrize("n, known", [(255, False), (256, True), (None, False)])
 def test_a_short_prompt_has_no_prefill_rate(n, known):
-    asked = record(told([1] * 20), prompt_tokens=n, cached_tokens=0, timings={"prompt_n": n, "prompt_ms": 100.0})
+    asked = record(
+        told([1] * 20), prompt_tokens=n, cached_tokens=0, timings={"prompt_n": n, "prompt_ms": 100.0}
+    )
     assert (metrics.prefill_tps(asked) is not None) == known
     assert (metrics.prefill_tps_server(asked) is not None) == known
 
 
 def test_the_servers_rates_are_recomputed_from_its_raw_counts():
-    timings = {"cache_n": 12, "prompt_n": 500, "prompt_ms": 250.0, "prompt_per_second": 1.0, "predicted_n": 41,
-               "predicted_ms": 400.0, "predicted_per_second": 102.5}
+    timings = {
+        "cache_n": 12,
+        "prompt_n": 500,
+        "prompt_ms": 250.0,
+        "prompt_per_second": 1.0,
+        "predicted_n": 41,
+        "predicted_ms": 400.0,
+        "predicted_per_second": 102.5,
+    }
     asked = record(prompt_tokens=512, timings=timings)
     assert metrics.decode_tps_server(asked) == pytest.approx(100.0)
     assert metrics.prefill_tps_server(asked) == pytest.approx(2000.0)
@@ -131,15 +171,24 @@ def test_the_servers_rates_are_recomputed_from_its_raw_counts():
 
 @pytest.mark.parametrize("bad", [None, "9", True, -1, float("inf"), float("nan"), 0, [1]])
 def test_timings_that_are_no_numbers_give_no_rate(bad):
-    asked = record(prompt_tokens=512, timings={"prompt_n": 512, "prompt_ms": bad, "predicted_n": 99,
-                                               "predicted_ms": bad, "draft_n": bad, "draft_n_accepted": 1})
+    asked = record(
+        prompt_tokens=512,
+        timings={
+            "prompt_n": 512,
+            "prompt_ms": bad,
+            "predicted_n": 99,
+            "predicted_ms": bad,
+            "draft_n": bad,
+            "draft_n_accepted": 1,
+        },
+    )
     assert metrics.decode_tps_server(asked) is None and metrics.prefill_tps_server(asked) is None
     assert metrics.acceptance(asked) is None
 
 
 def test_repetition_is_the_share_of_the_commonest_word():
     assert metrics.repetition_share(record(text="no " * 18 + "yes maybe")) == pytest.approx(0.9)
-    assert metrics.repetition_share(record(text="これはよい文です")) < 0.5        # no spaces is no repetition
+    assert metrics.repetition_share(record(text="これはよい文です")) < 0.5  # no spaces is no repetition
     assert metrics.repetition_share(record(text="Привет мир")) == 0.5
     assert metrics.repetition_share(record()) is None
     assert metrics.repetition_share(record(text="a b", same_token_share=0.95)) == 0.95
@@ -147,7 +196,8 @@ def test_repetition_is_the_share_of_the_commonest_word():
 
 def test_an_empty_record_has_no_number_at_all():
     assert {name: definition(record()) for name, definition in metrics.DEFINITIONS.items()} == dict.fromkeys(
-        metrics.DEFINITIONS)
+        metrics.DEFINITIONS
+    )
 
 
 def test_every_request_metric_of_the_vocabulary_is_defined():

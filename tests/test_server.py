@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -22,7 +21,16 @@ from test_supervisor import FAKE, alive, gone, kill, soon
 from llmrepro.client import Question
 from llmrepro.server import Command, ServerFailure, boot, free_port
 
-READY = Question("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2})
+READY = Question("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+
+
+def inline(code: str, env: dict | None = None):
+    """A server that is these lines of Python."""
+    return lambda _port, _key: Command([sys.executable, "-c", code], env or {})
+
+
+def program(path):
+    return lambda _port, _key: Command([str(path)], {})
 
 
 @pytest.fixture
@@ -87,7 +95,7 @@ def test_a_server_that_logs_its_key_does_not_leave_it_there(tmp_path):
 
     def command(_port, api_key):
         keys.append(api_key)
-        return Command([sys.executable, "-c", f"print('--api-key {api_key}.', flush=True); raise SystemExit(1)"], {})
+        return Command([sys.executable, "-c", f"print('--api-key {api_key}.', flush=True); exit(1)"], {})
 
     error = failure(boot(command, folder=tmp_path, number=1, ready=READY))
     log = (tmp_path / "boots" / "1.log").read_text()
@@ -97,9 +105,8 @@ def test_a_server_that_logs_its_key_does_not_leave_it_there(tmp_path):
 
 def test_the_server_gets_the_environment_it_is_given_and_no_more(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "mine")
-    show = "import json, os; print(json.dumps(dict(os.environ)), os.getcwd(), flush=True); raise SystemExit(1)"
-    error = failure(boot(lambda _port, _key: Command([sys.executable, "-c", show], {"ONLY": "this"}),
-                         folder=tmp_path, number=1, ready=READY))
+    show = "import json, os; print(json.dumps(dict(os.environ)), os.getcwd(), flush=True); exit(1)"
+    error = failure(boot(inline(show, {"ONLY": "this"}), folder=tmp_path, number=1, ready=READY))
     environment, _, folder = error.log_tail[0].rpartition(" ")
     assert {"ONLY": "this"}.items() <= json.loads(environment).items()
     assert not {"HF_TOKEN", "PATH", "HOME"} & set(json.loads(environment))
@@ -147,8 +154,7 @@ def test_dying_while_loading_is_told_with_code_and_log(start, marker):
 
 def test_being_killed_while_loading_is_told_with_the_signal(tmp_path):
     end = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    error = failure(boot(lambda _port, _key: Command([sys.executable, "-c", end], {}), folder=tmp_path, number=1,
-                         ready=READY))
+    error = failure(boot(inline(end), folder=tmp_path, number=1, ready=READY))
     assert error.reason == "died" and "SIGKILL" in str(error) and "memory" in str(error)
 
 
@@ -158,26 +164,25 @@ def test_an_engine_that_dies_of_the_first_question_is_told_though_it_exits_with_
 
 
 def test_a_missing_program_is_named(tmp_path):
-    error = failure(boot(lambda _port, _key: Command(["/nowhere/llama-server"], {}), folder=tmp_path, number=1,
-                         ready=READY))
+    error = failure(boot(program("/nowhere/llama-server"), folder=tmp_path, number=1, ready=READY))
     assert error.reason == "binary_missing" and "/nowhere/llama-server" in str(error)
     assert "prepare it again" in error.next_step
 
 
 def test_a_program_without_permission_is_named(tmp_path):
-    program = tmp_path / "engine"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(stat.S_IRUSR)
-    error = failure(boot(lambda _port, _key: Command([str(program)], {}), folder=tmp_path, number=1, ready=READY))
+    path = tmp_path / "engine"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o400)
+    error = failure(boot(program(path), folder=tmp_path, number=1, ready=READY))
     assert error.reason == "permission_denied" and "chmod +x" in str(error)
 
 
 def test_a_program_of_another_kind_of_machine_is_named(tmp_path):
-    program = tmp_path / "engine"
-    program.write_bytes(b"\x7fELF\x00 not for this machine")
-    program.chmod(0o700)
-    error = failure(boot(lambda _port, _key: Command([str(program)], {}), folder=tmp_path, number=1, ready=READY))
-    assert error.reason == "not_started" and str(program) in str(error)
+    path = tmp_path / "engine"
+    path.write_bytes(b"\x7fELF\x00 not for this machine")
+    path.chmod(0o700)
+    error = failure(boot(program(path), folder=tmp_path, number=1, ready=READY))
+    assert error.reason == "not_started" and str(path) in str(error)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -271,6 +276,10 @@ with boot(lambda port, key: Command([sys.executable, "-I", "-S", {fake!r}, "--ma
 """
 
 
+def outcome(folder: Path) -> str:
+    return json.loads((folder / "status.json").read_text())["outcome"]
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("how", ["restart", "interrupt", "shutdown", "shut down now", "kill"])
 def test_whatever_is_done_to_a_kernel_no_server_is_left(tmp_path, marker, how):
@@ -292,7 +301,7 @@ def test_whatever_is_done_to_a_kernel_no_server_is_left(tmp_path, marker, how):
         if how in ("restart", "interrupt"):
             assert manager.is_alive()
         if how == "kill":
-            assert soon(lambda: json.loads((tmp_path / "status.json").read_text())["outcome"] == "interrupted")
+            assert soon(lambda: outcome(tmp_path) == "interrupted")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -30,7 +30,7 @@ process = subprocess.Popen([sys.executable, "-I", supervisor, spec_file], stdin=
 if secret: process.stdin.write(secret.encode() + b"\\n")
 print(process.pid, flush=True)
 print(process.stdout.readline().decode(), end="", flush=True)
-if forks == "forks" and os.fork() == 0:           # it holds the pipe's write end open, for as long as it lives
+if forks == "forks" and os.fork() == 0:           # it holds the pipe's write end open
     os.close(0)
     os.close(1)
     import time; time.sleep(600)
@@ -59,9 +59,11 @@ def alive(marker: str) -> list[psutil.Process]:
 def soon(true, within_s: float = 20) -> bool:
     """Whether `true()` comes about."""
     end = time.monotonic() + within_s
-    while not true() and time.monotonic() < end:
+    while time.monotonic() < end:
+        if true():
+            return True
         time.sleep(0.02)
-    return bool(true())
+    return False
 
 
 def gone(marker: str) -> bool:
@@ -80,7 +82,8 @@ class Scene:
     def __init__(self, folder: Path, python: list[str], *options: str, argv: list[str] | None = None,
                  sampler: bool = False, secret: str = "", forks: bool = False, family: int = 4):
         self.folder, self.marker = folder, f"marker-{uuid.uuid4().hex}"
-        self.log, self.exit_file, self.status = folder / "1.log", folder / "1.exit.json", folder / "status.json"
+        self.log, self.exit_file = folder / "1.log", folder / "1.exit.json"
+        self.status = folder / "status.json"
         self.status.write_text(json.dumps({"outcome": "running", "stage": "measure", "kept": 1}))
         here = {"env": {"PATH": os.environ["PATH"]}, "cwd": str(folder)}
         fake = shutil.copy(FAKE, folder)
@@ -94,11 +97,11 @@ class Scene:
         for path in (folder, *folder.iterdir()):
             path.chmod(0o777)
         self.parent = subprocess.Popen(
-            [*python, "-c", PARENT, shutil.copy(supervisor.__file__, folder), str(folder / "1.spec.json"), secret,
-             "forks" if forks else ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            [*python, "-c", PARENT, shutil.copy(supervisor.__file__, folder), str(folder / "1.spec.json"),
+             secret, "forks" if forks else ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.guard = int(self.parent.stdout.readline())
         self.said = json.loads(self.parent.stdout.readline())
-        assert soon(lambda: len(alive(self.marker)) == family + sampler)
+        assert soon(lambda: len(alive(self.marker)) == family + sampler), [p.info for p in alive(self.marker)]
 
     @property
     def worker(self) -> int:
@@ -112,10 +115,14 @@ class Scene:
     def ended(self) -> dict:
         return json.loads(self.exit_file.read_text())
 
-    def outcome(self) -> str:
-        """What status.json says once both levels of the supervisor have ended."""
+    def over(self) -> bool:
+        """Whether both levels of the supervisor end soon."""
         spec = str(self.folder / "1.spec.json")
-        assert soon(lambda: not [p for p in alive(spec) if "-I" in p.info["cmdline"]])
+        return soon(lambda: not [p for p in alive(spec) if "-I" in p.info["cmdline"]])
+
+    def outcome(self) -> str:
+        """What status.json says in the end."""
+        assert self.over()
         return json.loads(self.status.read_text())["outcome"]
 
     def close(self) -> None:
@@ -124,6 +131,7 @@ class Scene:
         self.parent.wait()
         self.parent.stdin.close()
         self.parent.stdout.close()
+        assert self.over()
 
 
 @pytest.fixture(params=["me", "ordinary user"])
@@ -135,7 +143,7 @@ def python(request):
     if os.geteuid() == 0 and shutil.which("setpriv"):
         for interpreter in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
             # Through a shell: setpriv itself may still start what the user may not.
-            asked = [*words, "sh", "-c", f"exec {interpreter} -c 'import os; os.pidfd_open'"]
+            asked = [*words, "sh", "-c", f"exec {interpreter} -c 'import tomllib'"]
             if subprocess.run(asked, capture_output=True).returncode == 0:
                 return [*words, interpreter]
     pytest.skip("not root, or no interpreter here that an ordinary user may run")
@@ -146,7 +154,7 @@ def scene(python):
     scenes, folders = [], []
 
     def make(*options, **more):
-        folders.append(Path(tempfile.mkdtemp(prefix="llmrepro-")))       # pytest's own is closed to other users
+        folders.append(Path(tempfile.mkdtemp(prefix="llmrepro-")))       # pytest's own is closed to others
         scenes.append(Scene(folders[-1], python, *options, **more))
         return scenes[-1]
 
@@ -252,7 +260,8 @@ class TestAsOneself:
         assert int(Path(f"/proc/{it.said['pid']}/oom_score_adj").read_text()) >= 500
 
     def test_a_supervisor_whose_parent_is_gone_starts_nothing(self, tmp_path):
-        spec = {"parent_pid": os.getppid(), "secret": None, "server": {"argv": ["touch", str(tmp_path / "no")]}}
+        spec = {"parent_pid": os.getppid(), "secret": None,
+                "server": {"argv": ["touch", str(tmp_path / "no")]}}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         done = subprocess.run([sys.executable, "-I", supervisor.__file__, str(tmp_path / "spec.json")],
                               stdin=subprocess.DEVNULL, capture_output=True)

@@ -29,6 +29,8 @@ __all__ = ["Event", "Question", "Record", "ask"]
 READ_BYTES = 65536
 # Enough of a body that is no stream to find its error message; a gigabyte of HTML is not kept.
 HEAD_BYTES = 65536
+# How long a dying process may take to close its port after it closed the connection.
+DYING_S = 1.0
 # Everything that sockets, http.client, urllib3 and requests raise when a server misbehaves.
 TRANSPORT_ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException,
                     OSError, ValueError)
@@ -37,7 +39,7 @@ TIMEOUTS = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
 
 @dataclass(frozen=True)
 class Question:
-    """A request to send and where it belongs. `body` is the whole JSON body; `ask` adds what streaming needs."""
+    """A request to send and where it belongs. `body` is the JSON body; `ask` adds what streaming needs."""
 
     endpoint: str
     body: dict[str, Any]
@@ -105,7 +107,7 @@ def ask(base_url: str, question: Question, *, api_key: str | None = None, timeou
         silence_s: float = 300.0) -> Record:
     """Send one question and return its Record; whatever the server does becomes a status, never an exception.
 
-    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes through.
+    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes.
     """
     body = {**question.body, "stream": True}
     body["stream_options"] = {"include_usage": True, **(body.get("stream_options") or {})}
@@ -116,15 +118,14 @@ def ask(base_url: str, question: Question, *, api_key: str | None = None, timeou
         _exchange(transfer, base_url.rstrip("/"), question.endpoint, content, api_key, timeout_s, silence_s)
     except TIMEOUTS as error:
         transfer.trouble = "timeout"
-        transfer.error = (f"{error.args[0]}; raise the limit if the machine is slow, else read the server's log"
-                          if isinstance(error, _Expired) else
-                          f"the server sent nothing for {min(silence_s, timeout_s):g} s; see its log for a stall, "
-                          "or raise the limit if the machine is slow")
+        found = (str(error) if isinstance(error, _Expired) else
+                 f"the server sent nothing for {min(silence_s, timeout_s):g} s")
+        transfer.error = f"{found}; raise the limit if the machine is slow, else read the server's log"
     except TRANSPORT_ERRORS as error:
         gone = _refuses(base_url)
         transfer.trouble = "engine_died" if gone else "stream_error"
         transfer.error = (f"the connection failed ({type(error).__name__}: {str(error)[:200]}) and the port "
-                          f"{'refuses new ones; read' if gone else 'still accepts new ones; read'} the server's log")
+                          f"{'refuses' if gone else 'still accepts'} new ones; read the server's log")
     return _record(question, body, started_at, transfer)
 
 
@@ -134,19 +135,19 @@ class _Expired(TimeoutError):
 
 def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key: str | None,
               timeout_s: float, silence_s: float) -> None:
-    headers = {"Accept-Encoding": "identity", "Accept": "text/event-stream", "Content-Type": "application/json"}
+    headers = {"Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     wait_s = min(silence_s, timeout_s)
     # A fresh session, so no connection is stale; trust_env off, so no proxy variable catches loopback.
     with requests.Session() as session, _deadline(timeout_s) as watch:
         session.trust_env = False
-        prepared = session.prepare_request(requests.Request("POST", url + endpoint, data=body, headers=headers))
+        prepared = session.prepare_request(requests.Request(
+            "POST", url + endpoint, data=body, headers={**headers, "Content-Type": "application/json"}))
         adapter = session.get_adapter(prepared.url)
         stamp = _Stamp()
         pool = adapter.get_connection_with_tls_context(prepared, verify=True)
         pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, stamp)
-        del headers["Content-Type"]
         # The health path opens the connection: the measured request then pays for no handshake.
         session.get(f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False)
         with _no_collections():
@@ -170,8 +171,8 @@ class _Stamp:
 
 
 class _Stamped(io.RawIOBase):
-    """A socket's file that stamps each read: parsing the headers takes 0.3 ms, and the first token is often behind
-    them in the same read."""
+    """A socket's file that stamps each read: parsing the headers takes 0.3 ms, and the first token is often
+    behind them in the same read."""
 
     def __init__(self, raw: io.RawIOBase, stamp: _Stamp) -> None:
         self._raw, self._stamp = raw, stamp
@@ -255,7 +256,7 @@ def _deadline(timeout_s: float):
 
 @contextmanager
 def _no_collections():
-    """No garbage collection meanwhile: a full one in a notebook with pandas loaded stops the clock for tens of ms."""
+    """No garbage collection meanwhile: a full one with pandas loaded stops the clock for tens of ms."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -266,9 +267,10 @@ def _no_collections():
 
 
 def _refuses(base_url: str) -> bool:
-    """True when nothing listens there any more; looked at for a second: a dying process takes its time."""
+    """True when nothing listens there any more, or stops to within DYING_S."""
     place = urlsplit(base_url)
-    for _ in range(10):
+    until_s = time.monotonic() + DYING_S
+    while True:
         try:
             port = place.port or (443 if place.scheme == "https" else 80)
             socket.create_connection((place.hostname, port), timeout=2).close()
@@ -276,8 +278,9 @@ def _refuses(base_url: str) -> bool:
             return True
         except (OSError, ValueError):
             return False
+        if time.monotonic() >= until_s:
+            return False
         time.sleep(0.1)
-    return False
 
 
 def _record(question: Question, body: dict[str, Any], started_at: str, transfer: _Transfer) -> Record:
@@ -287,11 +290,12 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
     asked = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("n_predict")
     notes = said.notes + counts.notes
     if transfer.encoding not in (None, "", "identity"):
-        notes.append(f"the server sent {transfer.encoding} though identity was asked: arrival times may be late")
+        notes.append(f"the server sent {transfer.encoding}, identity was asked: arrival times may be late")
     if status == "ok" and counts.output_tokens is not None and isinstance(asked, int):
         if body.get("ignore_eos") and counts.output_tokens < asked:
-            status, error = "early_stop", (f"the server ended after {counts.output_tokens} tokens of {asked} asked "
-                                           "with ignore_eos; check that it honours ignore_eos and its context limit")
+            status = "early_stop"
+            error = (f"the server ended after {counts.output_tokens} tokens, ignore_eos asked for {asked}; "
+                     "check that it honours ignore_eos, and its context limit")
         if counts.output_tokens > asked:
             notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked")
     text = storable("".join(said.text))
@@ -311,7 +315,7 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
 
 
 def _status(transfer: _Transfer, said: stream.Answer) -> tuple[Status, str | None, int | None]:
-    """The status, its sentence, and the prompt tokens that a refusal names. The most telling cause comes first."""
+    """The status, its sentence, and the prompt tokens that a refusal names; the most telling cause first."""
     if transfer.http_status not in (None, 200):
         return stream.refusal(transfer.http_status, transfer.head)
     if said.error is not None:
@@ -330,6 +334,6 @@ def _status(transfer: _Transfer, said: stream.Answer) -> tuple[Status, str | Non
                                     "read the server's log"), None
         return stream.refusal(200, transfer.head)
     if not said.finish_reason and not said.done:
-        return "stream_error", ("the stream ended with neither a finish reason nor [DONE]: the answer is cut; "
-                                "read the server's log"), None
+        return "stream_error", ("the stream ended with neither a finish reason nor [DONE], so the answer is "
+                                "cut; read the server's log"), None
     return "ok", None, None

@@ -14,12 +14,12 @@ from matplotlib.ticker import MaxNLocator
 from llmrepro import intervals, metrics, terms
 from llmrepro.client import Record
 from llmrepro.findings import Findings
-from llmrepro.notation import measured, number, plural
+from llmrepro.notation import measured, number, plural, seconds
 from llmrepro.recipe import Workload
 from llmrepro.results import ANSWERED
 
 NAMES = ("decode-per-prompt", "ttft-by-length", "startup")
-WIDTH_IN = 6.4
+WIDTH_IN = 5.6
 # Told apart by people who see red and green alike, at least 4.5 : 1 against white; shapes say the same again.
 COLOURS = ("#0b66a8", "#b34a00", "#0a7355", "#8a3a93", "#5a5a5a", "#a01c44")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -226,7 +226,7 @@ def startup(found: Findings) -> Drawing | None:
             axes.plot(bar["end_s"], y, color=CLIENT, markeredgecolor="white", markersize=7 if len(boots) < 5 else 5,
                       marker=MARKERS[servers.index(bar["server"]) % len(MARKERS)])
         if len(boots) <= 3:
-            axes.annotate(f"{bar['end_s'] if client else bar['end_s'] - bar['start_s']:.3g} s", (bar["end_s"], y),
+            axes.annotate(f"{seconds(bar['end_s'] if client else bar['end_s'] - bar['start_s'])} s", (bar["end_s"], y),
                           (6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set(title="Start-up", xlabel="time (s)", xlim=(0, 1.16 * end), ylim=(len(lines) - 0.4, -0.6),
              yticks=range(len(lines)), yticklabels=[what for _, what in lines])
@@ -234,7 +234,7 @@ def startup(found: Findings) -> Drawing | None:
     phases = any(b["clock"] == "engine" for b in bars)
     figure.legend(handles=[Patch(color=CLIENT, label="seen by the client"),
                            *([Patch(color=ENGINE, label="the engine's own phases")] if phases else [])],
-                  loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
+                  loc="outside upper right", ncols=2, frameon=False, fontsize=8.5)
     clients = len({what for clock, what in lines if clock == "client"})
     if phases and clients:
         axes.axhline(clients - 0.5, color="#8a8a8a", linewidth=0.8)
@@ -243,8 +243,8 @@ def startup(found: Findings) -> Drawing | None:
                    "Orange: the engine's own phases by its own clock, which starts when its process first logs, so they "
                    "stand a little too far left beside the client's marks. " if phases else ""))
     told = [f"boot {n}" + (f" ({found.boots[n]['server']})" if len(servers) > 1 else "") + ": " + ", ".join(
-        f"{b['what']} {number(b['end_s'])} s" if b["clock"] == "client" else
-        f"engine phase {b['what']} {number(b['start_s'])} to {number(b['end_s'])} s"
+        f"{b['what']} {seconds(b['end_s'])} s" if b["clock"] == "client" else
+        f"engine phase {b['what']} {seconds(b['start_s'])} to {seconds(b['end_s'])} s"
         for b in bars if b["boot"] == n) for n in boots]
     return Drawing("startup", "Start-up", caption.strip(), f"Timeline of start-up. {'; '.join(told)}.", figure, bars)
 

@@ -42,10 +42,10 @@ class _Stopped(Exception):
 
 
 class _OwnKernel(AsyncKernelManager):
-    """A kernel of this very interpreter, whatever kernelspecs are installed, with sockets in a private folder.
+    """A kernel of this very interpreter, whatever kernelspecs are installed.
 
-    With sockets of its own in a folder of its own no two runs can take each other's address, and no TCP port
-    is open to other users.
+    Its sockets lie in a private folder of its own: no two runs can take each other's address (so, other than
+    with TCP, there is nothing to try again), and no port is open to other users.
     """
 
     folder: Path                                     # set by the subclass that one execution makes
@@ -178,8 +178,9 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
         except _Stopped:
             pass
         except (DeadKernelError, RuntimeError) as error:
-            code, why = KERNEL_DIED, (f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} "
-                                      f"({error}); the usual cause is memory: see the system's log")
+            code = KERNEL_DIED
+            why = (f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} ({error}); the "
+                   "usual cause is memory: see the system's log")
         finally:
             conductor.done.set()
             for manager in conductor.kernels:

@@ -13,6 +13,7 @@ from llmrepro import __version__
 from llmrepro.recipe import Needs
 
 GIB = 2**30
+KIT = Path(__file__).resolve().parent
 
 
 def describe(folder: Path) -> dict:
@@ -136,3 +137,16 @@ def cache_dir() -> Path:
     if named:
         return Path(named).expanduser().resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "llmrepro"
+
+
+def shortened(path: str | Path) -> str:
+    """A path as run folders hold it: below {cache} or {kit} where it is, so that no home folder is told."""
+    for name, folder in (("{cache}", cache_dir()), ("{kit}", KIT)):
+        if Path(path).is_relative_to(folder):
+            return f"{name}/{Path(path).relative_to(folder)}"
+    return str(path)
+
+
+def expanded(path: str) -> Path:
+    """The path on this machine of one that `shortened` made."""
+    return Path(path.replace("{cache}", str(cache_dir())).replace("{kit}", str(KIT)))

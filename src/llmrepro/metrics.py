@@ -13,7 +13,7 @@ from llmrepro.client import Event, Record
 
 MIN_DECODE_TOKENS = 16
 MIN_PREFILL_TOKENS = 256
-# Latin, Greek and Cyrillic letters and digits form words; other scripts may write no spaces, so a character counts.
+# Latin, Greek and Cyrillic letters and digits form words; scripts without spaces count by the character.
 WORD = re.compile("[0-9A-Za-z_\u00c0-\u024f\u0370-\u04ff]+|\\S")
 
 Definition = Callable[[Record], float | int | None]
@@ -71,7 +71,7 @@ def t_first_s(record: Record) -> float | None:
 
 
 def t_last_s(record: Record) -> float | None:
-    """When the last token was accounted for: an event that tells tokens, or where none does, the last with text.
+    """When the last token came: the last event that tells tokens, or where none does, the last with text.
 
     An answer that ends by itself ends with a token that has no text (it is in the counts): then the finish
     event. Counts that come after the finish belong to the finish.
@@ -120,7 +120,7 @@ def decode_tps_bound(record: Record) -> float | None:
 
 
 def decode_tps_published_2026_10(record: Record) -> float | None:
-    """(N - 1) / (t_done - t_first), t_done the end of the stream: the definition of the 2026-10 publication."""
+    """(N - 1) / (t_done - t_first), t_done the end of the stream: as the 2026-10 publication defines it."""
     n, first_s, done_s = record.output_tokens, t_first_s(record), record.t_done_s
     if n is None or n < 2 or first_s is None or done_s is None or done_s <= first_s:
         return None
@@ -168,13 +168,13 @@ def prefill_tps_server(record: Record) -> float | None:
 
 
 def acceptance(record: Record) -> float | None:
-    """Accepted / drafted tokens of speculative decoding, from llama.cpp's timings; None when nothing was drafted."""
+    """Accepted / drafted tokens of speculation, from llama.cpp's timings; None when nothing was drafted."""
     drafted, accepted = _timing(record, "draft_n"), _timing(record, "draft_n_accepted")
     return accepted / drafted if drafted and accepted is not None else None
 
 
 def repetition_share(record: Record) -> float | None:
-    """Share of the most frequent token id, or where ids are untold, of the most frequent word; None without text.
+    """Share of the most frequent token id, or where ids are untold, of the most frequent word.
 
     From 0.9 on an answer says one thing over and over, and its rate is no claim about real text.
     """

@@ -27,23 +27,20 @@ def quantity(value: object, unit: str = "") -> str:
 
 
 def measured(value: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """(mean, "low to high"), all to the decimals that two digits of the interval's half-width need.
-
-    Without an interval the second is empty. Digits beyond the interval would be noise shown as knowledge.
+    """(mean, "low to high"), all to the decimals that two digits of the interval's half-width need: more would
+    show noise as knowledge. Between three and five digits of the mean. Without an interval the second is empty.
     """
     if low is None or high is None:
         return number(value), ""
     half = (high - low) / 2
-    decimals = DIGITS - _magnitude(value)            # one digit more than without an interval, never more
-    if half > 0:
-        decimals = min(decimals, 1 - _magnitude(half))
+    fewest, most = DIGITS - 2 - _magnitude(value), DIGITS - _magnitude(value)
+    decimals = min(most, max(fewest, 1 - _magnitude(half))) if half > 0 else most
     return _rounded(value, decimals), f"{_rounded(low, decimals)} to {_rounded(high, decimals)}"
 
 
-def with_interval(row: dict) -> str:
-    """A row of result.json in a sentence: `125.2 tok/s (95 % interval 117.1 to 133.3)`."""
-    mean, interval = measured(row["value"], row["low"], row["high"])
-    return f"{mean} {row['unit']}" + (f" (95 % interval {interval})" if interval else "")
+def seconds(value: float | None) -> str:
+    """A time to the millisecond, from ten seconds on to four digits: start-up is not known more finely."""
+    return NOTHING if value is None else f"{value:.3f}" if abs(value) < 10 else number(float(value))
 
 
 def published(value: Value, unit: str = "") -> str:

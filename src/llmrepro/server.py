@@ -299,9 +299,9 @@ def _check(running: Boot, timeout_s: float, waiting: str) -> None:
         raise ServerFailure("died", f"After {seconds:.1f} s, before its first completion, {last}.",
                             "mend what the last lines of its log name, then run again", running.log, tail)
     if seconds > timeout_s:
-        raise ServerFailure("never_ready", f"After {timeout_s:g} s the server lives and is not ready: {waiting}.",
-                            "read its log; give it more time, or a smaller context or model", running.log,
-                            tail)
+        raise ServerFailure("never_ready", f"After {timeout_s:g} s the server is alive and not ready: "
+                            f"{waiting}.", "read its log; give it more time, or a smaller context or model",
+                            running.log, tail)
 
 
 def _asked(running: Boot, ready: Question, timeout_s: float, on_wait: Callable[[float, str], None]) -> Record:

@@ -94,8 +94,9 @@ def prepare(run: Run) -> None:
         env = environment.prepare(recipe.engine, folder / "engine.lock", run.path / "install.log")
         run.write_text("engine-freeze.txt", env.freeze)
         path = weights.fetch(recipe.model, params.weights_path)
-        run.write_json("weights.json", {"path": str(path), "facts": weights.facts(path)})
-        run.write_json("environment.json", {"path": str(env.path), "key": env.key, "seconds": env.seconds})
+        run.write_json("weights.json", {"path": machine_.shortened(path), "facts": weights.facts(path)})
+        run.write_json("environment.json", {"path": machine_.shortened(env.path), "key": env.key,
+                                            "seconds": env.seconds})
         _table("Ready", [
             ("environment", f"{env.key}, " + (f"built in {env.seconds:g} s" if env.seconds else "reused")),
             ("installed", ", ".join(env.freeze.split("\n")).strip(", ")),
@@ -109,8 +110,9 @@ def measure(run: Run) -> None:
     with run.stage("measure"):
         if lacks(run):
             return
-        where = runs.read_json(run.path / "environment.json")
-        workloads.measure(run, Path(where["path"]), Path(runs.read_json(run.path / "weights.json")["path"]))
+        where = [machine_.expanded(runs.read_json(run.path / name)["path"])
+                 for name in ("environment.json", "weights.json")]
+        workloads.measure(run, *where)
 
 
 def results(run: Run) -> None:

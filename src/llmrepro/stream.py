@@ -235,16 +235,16 @@ def count(answer: Answer) -> Counts:
                                                                 if n is not None) + f"; {source} is used")
     if any(n is not None for n in ids) and not complete_ids:
         notes.append("token ids came with some events only: not used")
-    tokens: Sequence[int | None] = ids if source == "ids" else running if source == "usage_delta" and running \
-        else [None] * len(seen)
+    by_event: dict[Source | None, Sequence[int | None]] = {"ids": ids, "usage_delta": running or []}
+    tokens = by_event.get(source, [None] * len(seen))
+    share = max(answer.ids.values()) / answer.ids.total() if complete_ids and answer.ids else None
     prompt, cached = _prompt(usage, timings, notes)
     return Counts([Event(s.t_s, "+".join(s.kinds), s.chars, n) for s, n in zip(seen, tokens, strict=True)],
-                  told[source] if source else None, source, prompt, cached,
-                  max(answer.ids.values()) / answer.ids.total() if complete_ids and answer.ids else None, notes)
+                  told[source] if source else None, source, prompt, cached, share, notes)
 
 
 def _increments(cumulative: Sequence[int | None], speaks: Sequence[bool]) -> list[int | None] | None:
-    """New tokens per event of a running count; None unless each event with text tells one that never falls."""
+    """New tokens by event of a running count; None if an event with text lacks it or it falls."""
     last = max((i for i, spoken in enumerate(speaks) if spoken), default=-1)
     reached, new = 0, []
     for i, (total, spoken) in enumerate(zip(cumulative, speaks, strict=True)):
@@ -274,7 +274,7 @@ def _prompt(usage: Any, timings: Any, notes: list[str]) -> tuple[int | None, int
 
 
 def refusal(http_status: int, body: Any) -> tuple[Status, str, int | None]:
-    """(status, sentence, prompt tokens it names) for an error event, or for the bytes of a body that is no stream."""
+    """(status, sentence, prompt tokens it names) for an error event or the bytes of a body without events."""
     if isinstance(body, bytes):
         try:
             body = json.loads(body)
@@ -284,7 +284,7 @@ def refusal(http_status: int, body: Any) -> tuple[Status, str, int | None]:
     if isinstance(body, dict):
         error = next((body[key] for key in ("error", "detail") if body.get(key)), body)
         if http_status == 200 and error is body and body.get("object") != "error":
-            return "stream_error", "the server answered with one JSON body, a stream was asked: it ignores `stream`", None
+            return "stream_error", "one JSON body came instead of a stream; use a server that streams", None
     said = error if isinstance(error, str) else _json(error)
     message = _text(error.get("message")) if isinstance(error, dict) else ""
     message = (message or said)[:500]
@@ -293,16 +293,16 @@ def refusal(http_status: int, body: Any) -> tuple[Status, str, int | None]:
         return "context_overflow", (f"the prompt does not fit the context: {message}; shorten it or serve "
                                     "with a longer context"), n
     if MEMORY.search(said):
-        return "oom", f"the server ran out of memory: {message}; serve with a shorter context or a smaller batch", None
+        return "oom", f"the server ran out of memory: {message}; serve with a shorter context", None
     if DEAD.search(said):
         return "engine_died", f"the engine behind the server died: {message}; read the server's log", None
     if http_status != 200:
-        return "http_error", f"HTTP {http_status}: {message or 'no body'}; compare the request with the API", None
+        return "http_error", f"HTTP {http_status}: {message or 'no body'}; read the server's log", None
     return "stream_error", f"the server sent {message or 'nothing at all'}; read the server's log", None
 
 
 def storable(value: Any) -> Any:
-    """The value with lone surrogates (half an emoji in a JSON escape) joined or replaced, so UTF-8 can hold it."""
+    """The value with lone surrogates (half an emoji in an escape) joined or replaced: UTF-8 can hold it."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REST_S = 2.0            # what is left once the server's main process is gone has this long to end by itself
@@ -182,9 +182,9 @@ class Worker:
 
     def _write_exit(self, status: int | None, reason: str) -> None:
         code = None if status is None else os.waitstatus_to_exitcode(status)
-        killed = code is not None and code < 0
-        write_json(self.spec["exit_file"], {"code": None if killed else code,
-                                            "signal": -code if killed else None, "at": now(), "reason": reason})
+        number = -code if code is not None and code < 0 else None
+        write_json(self.spec["exit_file"], {"code": code if number is None else None, "signal": number,
+                                            "at": now(), "reason": reason})
 
 
 def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int]:
@@ -198,11 +198,10 @@ def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)          # the last resort: both levels killed at once
         if os.getppid() != worker:
             os._exit(1)
-        with contextlib.suppress(OSError, ValueError):
-            with open("/proc/self/oom_score_adj", "r+") as file:
-                if int(file.read()) < OOM_SCORE:
-                    file.seek(0)
-                    file.write(str(OOM_SCORE))
+        with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
+            if int(file.read()) < OOM_SCORE:
+                file.seek(0)
+                file.write(str(OOM_SCORE))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
 
@@ -353,7 +352,7 @@ def log(text: str) -> None:
 
 
 def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 if __name__ == "__main__":

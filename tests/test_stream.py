@@ -1,0 +1,233 @@
+"""What a stream says and how many tokens it holds, in every form that engines and mishaps give it."""
+
+import base64
+
+import dialects
+import pytest
+import truth_server
+from asking import CHAT, END, TEXT, data, delta, kinds, put, said
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrepro import metrics, stream
+from llmrepro.client import Record
+
+
+@pytest.fixture(scope="module")
+def server():
+    with truth_server.start() as running:
+        yield running
+
+
+# --- counting
+
+
+def test_tokens_of_chunks_without_text_are_counted(server):
+    record = put(server, dialect="vllm", chunks=[1] * 20, held=[0, 5, 6], body={"return_token_ids": True})
+    assert kinds(record)[1] == "empty" and record.events[1].tokens == 1
+    assert record.output_tokens == 20 and metrics.k0(record) == 2
+
+
+@pytest.mark.parametrize(
+    "dialect, key", [("llama.cpp", "reasoning_content"), ("vllm", "reasoning"), ("vllm", "reasoning_content")]
+)
+def test_reasoning_is_first_token_and_the_answer_is_timed_apart(server, dialect, key):
+    record = put(server, dialect=dialect, reasoning=5, reasoning_key=key, gap_s=0.004)
+    assert record.reasoning + record.text == said() and record.reasoning == said(5)
+    assert metrics.ttft_s(record) == record.events[1].t_s and record.events[1].kind == "reasoning"
+    assert metrics.ttfat_s(record) == record.events[6].t_s
+    assert record.output_tokens == 20
+
+
+def test_a_tool_call_is_a_first_token(server):
+    call = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
+    record = put(
+        server,
+        raw=[data({"choices": [{"delta": {"role": "assistant"}}]}), data(call), delta("", "tool_calls"), END],
+    )
+    assert record.status == "ok" and kinds(record) == ["role", "tool", "finish", "done"]
+    assert metrics.ttft_s(record) == record.events[1].t_s
+
+
+def test_without_usage_there_is_no_count_and_no_rate(server):
+    record = put(server, dialect="vllm", usage="never")
+    assert record.status == "ok" and record.output_tokens is None and record.output_tokens_source is None
+    assert metrics.decode_tps(record) is None and metrics.e2e_tps(record) is None
+
+
+def test_llama_cpp_timings_count_where_usage_is_absent(server):
+    record = put(server, usage="never")
+    assert record.usage is None and (record.output_tokens, record.output_tokens_source) == (20, "timings")
+
+
+def test_a_wrong_usage_is_noted_and_the_better_source_used(server):
+    record = put(server, dialect="vllm", usage="13", body={"return_token_ids": True})
+    assert (record.output_tokens, record.output_tokens_source) == (20, "ids")
+    assert any("ids 20" in note and "usage 13" in note for note in record.notes)
+    record = put(server, usage="13")
+    assert any("usage 13" in note and "timings 20" in note for note in record.notes)
+
+
+def test_a_usage_of_zero_beside_text_is_no_count(server):
+    record = put(server, dialect="vllm", usage="0")
+    assert record.output_tokens is None and any("0 output tokens" in note for note in record.notes)
+
+
+def test_a_usage_that_falls_or_skips_text_is_not_taken_event_by_event(server):
+    falling = [delta(usage={"completion_tokens": n}) for n in (1, 5, 3)]
+    record = put(
+        server,
+        raw=[*falling, delta("", "stop"), data({"choices": [], "usage": {"completion_tokens": 9}}), END],
+    )
+    assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
+    skipping = [delta(), delta(usage={"completion_tokens": 2}), delta("", "stop"), END]
+    record = put(server, raw=skipping)
+    assert (record.output_tokens, record.output_tokens_source) == (2, "usage") and metrics.k0(record) is None
+
+
+@pytest.mark.parametrize("wrong", ["7", None, -3, 2.5, True, [4], 10**30, {}])
+def test_a_count_that_is_no_count_is_unknown(server, wrong):
+    record = put(
+        server,
+        raw=[
+            delta("a", "stop"),
+            data(
+                {
+                    "choices": [],
+                    "usage": {
+                        "completion_tokens": wrong,
+                        "prompt_tokens": wrong,
+                        "prompt_tokens_details": wrong,
+                    },
+                }
+            ),
+            END,
+        ],
+    )
+    assert record.status == "ok"
+    assert (record.output_tokens, record.prompt_tokens, record.cached_tokens) == (None, None, None)
+
+
+def test_cached_tokens_are_unknown_never_zero_when_untold(server):
+    assert put(server, dialect="vllm", cached_tokens=None).cached_tokens is None
+    assert put(server, dialect="vllm", cached_tokens=64).cached_tokens == 64
+    record = put(server, cached_tokens=299)
+    assert record.cached_tokens == 299 and record.prompt_tokens == 300
+
+
+def test_an_answer_that_repeats_one_token_is_seen(server):
+    event = {"choices": [{"index": 0, "delta": {"content": "la "}, "token_ids": [5]}]}
+    last = {"index": 0, "delta": {"content": "x"}, "token_ids": [6], "finish_reason": "stop"}
+    record = put(server, raw=[data(event)] * 19 + [data({"choices": [last]}), END])
+    assert record.same_token_share == pytest.approx(0.95) == metrics.repetition_share(record)
+
+
+# --- the stream's form -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"newline": "\r\n"},
+        {"newline": "\r"},
+        {"split_bytes": 7},
+        {"split_bytes": 1},
+        {"newline": "\r\n", "split_bytes": 13},
+        {"framing": "close", "split_bytes": 50},
+        {"batch": 24},
+        {"comments": True},
+        {"content_type": "text/plain"},
+    ],
+)
+def test_no_form_of_the_stream_changes_what_it_says(server, form):
+    gap_s = 0.0 if "split_bytes" in form else 0.0005
+    record = put(server, **form, gap_s=gap_s, max_tokens=4, chunks=[1] * 4)
+    assert (record.status, record.error, record.notes) == ("ok", None, [])
+    assert record.text == said(4) and record.output_tokens == 4
+    assert kinds(record).count("ping") == (8 if "comments" in form else 0)
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+def test_gzip_sent_all_the_same_is_read_and_noted(server, framing):
+    record = put(server, gzip=True, framing=framing)
+    assert record.status == "ok" and record.text == said() and record.output_tokens == 20
+    assert any("gzip" in note for note in record.notes)
+
+
+def test_an_event_of_several_data_lines_is_one(server):
+    record = put(
+        server,
+        raw=[
+            'data: {"choices": [{"delta":\ndata: {"content": "ab"},\ndata:"finish_reason":"stop"}]}\n\n',
+            END,
+        ],
+    )
+    assert (record.status, record.text) == ("ok", "ab")
+
+
+def test_the_last_blank_line_may_be_missing(server):
+    record = put(server, raw=[delta("ab"), delta("", "stop").rstrip("\n")], framing="close")
+    assert (record.status, record.text, record.finish_reason) == ("ok", "ab", "stop")
+
+
+def test_an_emoji_split_over_two_escapes_is_joined_and_half_of_one_replaced(server):
+    halves = [
+        'data: {"choices": [{"delta": {"content": "\\ud83d"}}]}\n\n',
+        'data: {"choices": [{"delta": {"content": "\\ude42"}}]}\n\n',
+        'data: {"choices": [{"delta": {"content": "\\ud83d"}, "finish_reason": "stop"}]}\n\n',
+    ]
+    record = put(server, raw=[*halves, END])
+    assert record.status == "ok" and record.text == "🙂?"
+    assert Record.model_validate_json(record.model_dump_json()) == record
+
+
+def test_invalid_utf8_is_replaced_and_noted(server):
+    raw = base64.b64encode(
+        b'data: {"choices": [{"delta": {"content": "a\xff"}, "finish_reason": "stop"}]}\n\n'
+    )
+    record = put(server, raw=["b64:" + raw.decode(), END])
+    assert (
+        record.status == "ok" and record.text == "a\ufffd" and any("UTF-8" in note for note in record.notes)
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    chunks=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    dialect=st.sampled_from(["llama.cpp", "vllm"]),
+    finish=st.sampled_from(["length", "stop"]),
+    chat=st.booleans(),
+    newline=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    cuts=st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    option=st.sampled_from(
+        [
+            {},
+            {"return_token_ids": True, "timings_per_token": True},
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ]
+    ),
+)
+def test_a_well_formed_stream_is_counted_right_however_it_is_cut(
+    chunks, dialect, finish, chat, newline, cuts, option
+):
+    chunks = [
+        max(1, k) if i in (0, len(chunks) - 1) or dialect == "llama.cpp" else k for i, k in enumerate(chunks)
+    ]
+    body = {"stream_options": {"include_usage": True}, **option}
+    script = dialects.Script(dialect=dialect, finish=finish, chunks=chunks)
+    events = dialects.answer(script, CHAT if chat else TEXT, body)
+    whole = b"".join(event.data for event in events).replace(b"\n", newline)
+    reader, arrivals, at = stream.Reader(), [], 0
+    while at < len(whole):
+        size = cuts[len(arrivals) % len(cuts)]
+        arrivals += [(at, payload) for payload in reader.feed(whole[at : at + size])]
+        at += size
+    arrivals += [(at, payload) for payload in reader.close()]
+    answer = stream.read(arrivals, 0)
+    counts = stream.count(answer)
+    assert answer.error is answer.malformed is None and answer.done and answer.finish_reason == finish
+    assert "".join(answer.text) == said(sum(chunks))
+    assert counts.output_tokens == sum(chunks) + (finish == "stop") and counts.notes == []
+    assert (counts.prompt_tokens, counts.cached_tokens) == (300, 0)
+    if counts.source in ("ids", "usage_delta"):
+        assert sum(event.tokens or 0 for event in counts.events) == counts.output_tokens
