@@ -61,6 +61,8 @@ def test_an_error_inside_the_stream_is_a_stream_error(server):
     record = put(server, raw=[delta("a"), data({"error": {"message": "kaput", "code": 500}}), END])
     assert record.status == "stream_error" and "kaput" in record.error
     assert kinds(record) == ["text", "error", "done"] and record.text == "a"
+    record = put(server, raw=[delta("a", "stop"), data({"object": "error", "message": "kaput"}), END])
+    assert record.status == "stream_error" and "kaput" in record.error
 
 
 def test_malformed_json_is_a_stream_error_and_the_rest_is_kept(server):

@@ -92,12 +92,14 @@ def test_counts_told_after_the_finish_belong_to_the_finish():
         (untold([1] * 16), 16),  # 15 after the first
         (told([40]), 40),
         (untold([40]), 40),  # a single event has no duration
+        ([(0.5, "text", 160, None), (0.9, "finish", 0, None)], 40),
         ([(0.5, "text", 4, 1), (0.5, "text", 80, 30)], 31),  # one read
         ([(0.4, "role", 0, None), (0.5, "done", 0, None)], 0),
     ],
 )
-def test_no_decode_rate_where_it_would_be_a_guess(events, n):
-    asked = record(events, output_tokens=n)
+@pytest.mark.parametrize("finish_reason", ["length", "stop"])
+def test_no_decode_rate_where_it_would_be_a_guess(events, n, finish_reason):
+    asked = record(events, output_tokens=n, finish_reason=finish_reason)
     assert metrics.decode_tps(asked) is None and metrics.decode_tps_bound(asked) is None
 
 

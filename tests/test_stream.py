@@ -58,6 +58,8 @@ def test_without_usage_there_is_no_count_and_no_rate(server):
 def test_llama_cpp_timings_count_where_usage_is_absent(server):
     record = put(server, usage="never")
     assert record.usage is None and (record.output_tokens, record.output_tokens_source) == (20, "timings")
+    record = put(server, usage="never", cached_tokens=100)
+    assert (record.prompt_tokens, record.cached_tokens) == (300, 100)
 
 
 def test_a_wrong_usage_is_noted_and_the_better_source_used(server):
@@ -83,6 +85,17 @@ def test_a_usage_that_falls_or_skips_text_is_not_taken_event_by_event(server):
     skipping = [delta(), delta(usage={"completion_tokens": 2}), delta("", "stop"), END]
     record = put(server, raw=skipping)
     assert (record.output_tokens, record.output_tokens_source) == (2, "usage") and metrics.k0(record) is None
+    late = [delta(usage={"completion_tokens": n}) for n in (0, 0, 0)]
+    record = put(server, raw=[*late, delta("", "stop", usage={"completion_tokens": 9}), END])
+    assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
+
+
+def test_token_ids_that_come_with_some_events_only_are_not_counted(server):
+    some = data({"choices": [{"index": 0, "delta": {"content": "b"}, "token_ids": [5, 6]}]})
+    record = put(server, raw=[delta("a"), some, delta("", "stop", usage={"completion_tokens": 4}), END])
+    assert (record.output_tokens, record.output_tokens_source) == (4, "usage")
+    assert record.same_token_share is None
+    assert any("some events only" in note for note in record.notes)
 
 
 @pytest.mark.parametrize("wrong", ["7", None, -3, 2.5, True, [4], 10**30, {}])
@@ -163,6 +176,12 @@ def test_an_event_of_several_data_lines_is_one(server):
         ],
     )
     assert (record.status, record.text) == ("ok", "ab")
+
+
+def test_a_line_end_cut_in_two_ends_one_line():
+    reader = stream.Reader()
+    assert reader.feed(b"data: a\r") + reader.feed(b"\ndata: b\r\n\r") == [b"a\nb"]
+    assert reader.feed(b"\n: ping\r") == [None] and reader.close() == []
 
 
 def test_the_last_blank_line_may_be_missing(server):

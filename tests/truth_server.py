@@ -1,8 +1,9 @@
 """A completion server whose every send time and token is known: the truth that the client is held against.
 
 `with start() as server:` runs it in a process of its own. A request's body may carry a "script" (see
-`dialects.Script`); without one the server answers as llama.cpp does, for `max_tokens` tokens. Just before each send it notes
-its perf_counter_ns, which is CLOCK_MONOTONIC and so the client's clock too; `server.truth()` tells them.
+`dialects.Script`); without one the server answers as llama.cpp does, for `max_tokens` tokens.
+Just before each send it notes its perf_counter_ns, which is CLOCK_MONOTONIC and so the client's clock too;
+`server.truth()` tells what it noted.
 """
 
 import json
