@@ -60,6 +60,13 @@ def test_it_is_isolated_frozen_and_reused(tmp_path, index):
     assert (again.path, again.seconds) == (first.path, 0.0)
 
 
+def test_a_kernel_that_forces_colours_changes_nothing(tmp_path, index, monkeypatch):
+    monkeypatch.setenv("CLICOLOR_FORCE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert prepare(tmp_path, index).freeze == "toy==1.0\n"
+    assert "\x1b" not in (tmp_path / "install.log").read_text()
+
+
 def test_another_lock_is_another_environment(tmp_path, index):
     first = prepare(tmp_path, index)
     index.write_text(index.read_text() + "# changed\n")

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 import yaml
 
-from llmrepro import catalog, execution
-from llmrepro import report as report_
+from llmrepro import catalog
 from llmrepro import run as runs
 from llmrepro.recipe import RecipeError, json_schema
 
@@ -55,6 +54,7 @@ def _is_text(name: str) -> bool:
 @_options
 def run(recipe: str, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is."""
+    from llmrepro import execution                   # papermill takes a second to import: help does not wait
     given = {n: v if _is_text(n) or isinstance(v, bool) else yaml.safe_load(v)
              for n, v in options.items() if v is not None}
     with _sentences():
@@ -80,17 +80,21 @@ def _end(path: Path, code: int) -> int:
             click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
         click.echo(f"report: {path / 'report.html'}")
         return code
-    with _sentences():
-        click.echo(f"report of what there is: {report_.write(path)}")
-    return code or execution.CELL_RAISED
+    click.echo(f"report of what there is: {_report(path)}")
+    return code or 1
 
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def report(folder: Path) -> None:
     """Make report.html of a run FOLDER again, from the folder alone."""
+    click.echo(_report(folder.resolve()))
+
+
+def _report(folder: Path) -> Path:
+    from llmrepro import report as made              # matplotlib and nbconvert, which nothing else here needs
     with _sentences():
-        click.echo(report_.write(folder.resolve()))
+        return made.write(folder)
 
 
 @main.command()

@@ -84,7 +84,8 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
 
 def key_of(engine: Engine, lock: Path, python: Path) -> str:
     """16 hex digits over everything that decides what the environment holds."""
-    version = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+    version = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True,
+                             check=False)
     decides = {"lock": hashlib.sha256(lock.read_bytes()).hexdigest(), "python": version.stdout.strip(),
                "platform": sysconfig.get_platform(), "libc": platform.libc_ver(), "fixes": engine.fixes,
                "install": engine.install.model_dump(mode="json"), "steps": RECIPE_OF_BUILD}
@@ -130,9 +131,7 @@ class _Steps:
         self.log, self.bar = log, bar
 
     def __call__(self, argv: list[str], what: str, cwd: Path | None = None) -> None:
-        env = {**os.environ, **package_index.uv_environment(), "UV_PYTHON_DOWNLOADS": "never"}
-        for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
-            env.pop(name, None)
+        env = {**_plain_environment(), **package_index.uv_environment()}
         with open(self.log, "a", buffering=1, encoding="utf-8") as log:
             log.write(f"$ {' '.join(map(str, argv))}\n")
             try:
@@ -177,7 +176,7 @@ def _complete(place: Path, engine: Engine) -> Environment | None:
 
 def _freeze(place: Path) -> str:
     shown = subprocess.run([uv.find_uv_bin(), "pip", "freeze", "--python", str(place / "bin/python")],
-                           capture_output=True, text=True)
+                           capture_output=True, text=True, check=False, env=_plain_environment())
     return shown.stdout if shown.returncode == 0 else ""
 
 
@@ -188,12 +187,20 @@ def _with_source(engine: Engine, freeze: str) -> str:
                             for name, version in engine.install.pins.items())
 
 
+def _plain_environment() -> dict[str, str]:
+    """This process's environment, without what points tools at another Python or makes them write colours:
+    Jupyter's kernels set CLICOLOR_FORCE, and a coloured version number is no version number."""
+    ours = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "CLICOLOR_FORCE", "FORCE_COLOR"}
+    return {**{k: v for k, v in os.environ.items() if k not in ours}, "NO_COLOR": "1",
+            "UV_PYTHON_DOWNLOADS": "never"}
+
+
 def _interpreter(wanted: str | None) -> Path:
     """The Python an environment is made with: the notebook's own, or an installed one of a pinned version."""
     if wanted is None:
         return Path(sys.executable)
     found = subprocess.run([uv.find_uv_bin(), "python", "find", "--no-project", wanted], capture_output=True,
-                           text=True, env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"})
+                           text=True, check=False, env=_plain_environment())
     if found.returncode != 0:
         raise EnvironmentFailure(f"this engine needs Python {wanted} and none is installed here",
                                  next_step="install it (with your system's packages, pyenv or conda)")

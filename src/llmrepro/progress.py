@@ -37,9 +37,10 @@ class Progress:
         if self._terminal is not None:
             self._terminal.close()
 
-    def to(self, done: float, note: str = "") -> None:
-        """Say that `done` of the total is reached; shown at most every `every_s` seconds."""
-        self.done, self._note = done, note
+    def to(self, done: float, note: str | None = None) -> None:
+        """Say that `done` of the total is reached and what is going on; shown at most every `every_s` seconds."""
+        self.done = done
+        self._note = self._note if note is None else note
         if time.monotonic() - self._shown_at >= self.every_s:
             self._show()
 

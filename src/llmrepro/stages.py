@@ -139,7 +139,7 @@ def report(run: Run) -> None:
                        **({"reason": "; ".join(missing)} if missing else {}))
         path = report_.write(run.path)
     run.close()
-    print(f"report: {path}")
+    _table("Report", [("open", str(path))])
 
 
 def _trusted(recipe: recipes.Recipe, params: Parameters, folder: Path) -> None:
