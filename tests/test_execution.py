@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -55,6 +57,7 @@ class Outcome:
                  env: dict | None = None, **parameters):
         self.folder, self.marker = folder, f"marker-{uuid.uuid4().hex}"
         self.output = folder / "run {x}" / "out.ipynb"
+        self.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")      # short enough for sockets
         (folder / "status.json").write_text(json.dumps({"outcome": "running", "stage": "measure"}))
         holds = HOLDS.format(folder=str(folder), fake=str(FAKE), marker=self.marker)
         v4 = nbformat.v4
@@ -71,7 +74,7 @@ class Outcome:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN, str(folder / "in.ipynb"), str(self.output), json.dumps(values),
              deadline_s, patience_s], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **(env or {})})
+            env={**os.environ, "TMPDIR": self.temporary, **(env or {})})
 
     def up(self) -> "Outcome":
         assert soon((self.folder / "up").exists), self.process.communicate(timeout=30)
@@ -106,6 +109,7 @@ def run(tmp_path):
             kill([*psutil.Process(it.process.pid).children(recursive=True), psutil.Process(it.process.pid)])
         kill(alive(it.marker))
         it.process.communicate()
+        shutil.rmtree(it.temporary)
 
 
 UNTIL_MEASURE = {"title": "completed", "parameters": "completed", "card": "completed", "measure": "failed",
@@ -129,6 +133,7 @@ def test_a_server_is_gone_when_the_notebook_has_ended(run):
     it = run("hold, end")
     assert it.end() == 0, it.err
     assert (it.folder / "up").exists() and not alive(it.marker)
+    assert not os.listdir(it.temporary), "nor a socket"
 
 
 def test_an_unknown_parameter_is_refused_before_anything_runs(run):

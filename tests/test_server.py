@@ -90,6 +90,12 @@ def test_the_key_is_new_for_every_boot_and_stays_in_no_file(start, tmp_path):
     assert not [text for text in files + during for key in keys if key in text]
 
 
+def test_a_key_is_never_taken_for_an_option(start, monkeypatch):
+    monkeypatch.setattr("secrets.token_urlsafe", lambda _bytes: "-looks-like-an-option")
+    with start() as it:
+        assert it.ended() is None
+
+
 def test_a_server_that_logs_its_key_does_not_leave_it_there(tmp_path):
     keys = []
 

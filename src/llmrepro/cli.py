@@ -14,6 +14,9 @@ from llmrepro import run as runs
 from llmrepro.recipe import RecipeError, json_schema
 
 TEMPLATE = "reproduce.ipynb"
+STOPPED_BY = {124: ("deadline", "the deadline of the whole run has passed"),
+              129: ("signal", "stopped by SIGHUP: its terminal was closed"),
+              143: ("signal", "stopped by SIGTERM, as a scheduler or a shutdown sends it")}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -72,6 +75,11 @@ def run(recipe: str, **options) -> None:
 def _end(path: Path, code: int) -> int:
     """Say how a run ended; what there is of it gets a report even when it did not get to its own."""
     status = runs.status(path)
+    if status["outcome"] == "stopped" and code in STOPPED_BY:     # the kernel knows only that it was interrupted
+        with contextlib.closing(runs.Run(path)) as run:
+            by, reason = STOPPED_BY[code]
+            run.set_status("stopped", status["stage"], stopped_by=by, reason=reason, next_step=status["next_step"])
+        status = runs.status(path)
     click.echo(f"{status['outcome']}" + (f": {status['reason']}" if status.get("reason") else ""))
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")

@@ -48,8 +48,8 @@ class _OwnKernel(AsyncKernelManager):
     with TCP, there is nothing to try again), and no port is open to other users.
     """
 
-    folder: Path                                     # set by the subclass that one execution makes
-    started: "list[_OwnKernel]"
+    conductor: "_Conductor"                          # both set by the subclass that one execution makes
+    folder: Path
 
     def __init__(self, **kw):
         super().__init__(**kw)
@@ -58,7 +58,7 @@ class _OwnKernel(AsyncKernelManager):
         self.connection_file = str(self.folder / "kernel.json")
         if self.has_trait("transport_encryption") and zmq.has("curve"):
             self.transport_encryption = "auto"
-        self.started.append(self)
+        self.conductor.kernels.append(self)
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -67,6 +67,11 @@ class _OwnKernel(AsyncKernelManager):
         # Else the debugger warns on stderr, in every run, that it cannot look into frozen modules.
         spec["env"] = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         return KernelSpec(**spec)
+
+    async def _async_interrupt_kernel(self) -> None:
+        # jupyter_client interrupts before every shutdown, and an idle kernel complains of it on stderr.
+        if self.conductor.busy():
+            await super()._async_interrupt_kernel()
 
     @property
     def pid(self) -> int | None:
@@ -96,6 +101,10 @@ class _Conductor(threading.Thread):
         else:
             self.kill = True
 
+    def busy(self) -> bool:
+        """Whether the kernel is within a cell."""
+        return self.cell is not None and _began(self.cell) and not _ended(self.cell)
+
     def run(self) -> None:
         interrupted_at = None
         while not self.done.wait(TICK_S):
@@ -109,7 +118,7 @@ class _Conductor(threading.Thread):
                 kill_group(pid)
                 return
             # Before the kernel has begun with the cell it would ignore the interrupt.
-            if interrupted_at is None and self.cell and _began(self.cell) and not _ended(self.cell):
+            if interrupted_at is None and self.busy():
                 interrupted_at = now
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGINT)      # the kernel only: it knows how to end what it started
@@ -162,7 +171,7 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
 
     code, why = OK, ""
     with _signals(conductor), _quiet(), _socket_folder() as folder:
-        kernel = type("Kernel", (_OwnKernel,), {"folder": folder, "started": conductor.kernels})
+        kernel = type("Kernel", (_OwnKernel,), {"folder": folder, "conductor": conductor})
         conductor.start()
         try:
             done = papermill.execute_notebook(

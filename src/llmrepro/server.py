@@ -136,7 +136,7 @@ def boot(command: Callable[[int, str], Command], *, folder: Path, number: int, r
     """
     with ExitStack() as tree:
         for last_try in (False, True):
-            api_key = secrets.token_urlsafe(24)
+            api_key = f"k{secrets.token_urlsafe(24)}"    # one in 64 begins with -, and would be an option
             port = free_port()
             running = tree.enter_context(_leashed(command(port, api_key), port, api_key, folder.resolve(),
                                                   number, grace_s, status_file, sampler))
@@ -290,6 +290,8 @@ def _check(running: Boot, timeout_s: float, waiting: str) -> None:
     """Raises ServerFailure when the server has ended or its time is over."""
     seconds = _since_spawn(running)
     last = running.last_words()
+    if last is None and seconds <= timeout_s:
+        return
     tail = running.tail()
     if last is not None and PORT_TAKEN.search("\n".join(tail)):
         raise ServerFailure("port_taken", f"Another program has {running.url} and not the server: {last}.",
@@ -298,10 +300,8 @@ def _check(running: Boot, timeout_s: float, waiting: str) -> None:
     if last is not None:
         raise ServerFailure("died", f"After {seconds:.1f} s, before its first completion, {last}.",
                             "mend what the last lines of its log name, then run again", running.log, tail)
-    if seconds > timeout_s:
-        raise ServerFailure("never_ready", f"After {timeout_s:g} s the server is alive and not ready: "
-                            f"{waiting}.", "read its log; give it more time, or a smaller context or model",
-                            running.log, tail)
+    raise ServerFailure("never_ready", f"After {timeout_s:g} s the server is alive and not ready: {waiting}.",
+                        "read its log; give it more time, or a smaller context or model", running.log, tail)
 
 
 def _asked(running: Boot, ready: Question, timeout_s: float, on_wait: Callable[[float, str], None]) -> Record:

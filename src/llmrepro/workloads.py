@@ -183,7 +183,8 @@ def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
     def command(port: int, api_key: str) -> server.Command:
         launch = engine.launch(bench.environment, recipe.engine.install, one, bench.weights, alias=recipe.id,
                                port=port, api_key=api_key, threads=threads)
-        told.update(command=[machine.shortened(a) for a in launch.argv], adaptations=launch.adaptations)
+        told.update(command=[machine.shortened(a.replace(api_key, server.KEY)) for a in launch.argv],
+                    adaptations=launch.adaptations)
         return server.Command(launch.argv, {**_minimal_environment(), **launch.env})
 
     ready = _warmup(bench, recipe.workloads[0], one.id, number)
