@@ -22,7 +22,7 @@ def downloads(tmp_path, monkeypatch):
     """The package as the index gives it; the list grows by one per download."""
     asked = []
 
-    def download(requirement, folder, *, kind, sha256):
+    def download(requirement, folder, *, kind, sha256, progress):
         asked.append(requirement)
         with zipfile.ZipFile(folder / "toy-1.0-py3-none-any.whl", "w") as packed:
             packed.writestr("toy/model.gguf", GGUF)

@@ -1,4 +1,4 @@
-"""Figures of a run, drawn from its folder alone: each as SVG, PNG, the CSV that was drawn, and a text for the blind."""
+"""Figures of a run, drawn from its folder alone: each as SVG, PNG, the CSV that was drawn, and alt text."""
 
 import base64
 import csv
@@ -16,10 +16,13 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib import font_manager
 
-from llmrepro import drawings, findings
+from llmrepro import decode_chart, findings, startup_chart, ttft_chart
 from llmrepro.drawings import Drawing
+from llmrepro.findings import Findings
+from llmrepro.recipe import Workload
 
-PNG_DPI = 192                                        # twice what a screen shows
+PNG_DPI = 192  # twice what a screen shows
+NAMES = ("decode-per-prompt", "ttft-by-length", "startup")
 FORMATS = ("svg", "png", "csv", "txt")
 
 
@@ -39,9 +42,11 @@ class Figure:
     def html(self) -> str:
         """A <figure> that holds everything itself: the SVG as a data: URI, alt text and caption."""
         data = base64.b64encode(self.svg.read_bytes()).decode()
-        return (f'<figure id="figure-{html.escape(self.name)}"><img src="data:image/svg+xml;base64,{data}" '
-                f'alt="{html.escape(self.alt)}"><figcaption><strong>{html.escape(self.title)}.</strong> '
-                f"{html.escape(self.caption)}</figcaption></figure>")
+        return (
+            f'<figure id="figure-{html.escape(self.name)}"><img src="data:image/svg+xml;base64,{data}" '
+            f'alt="{html.escape(self.alt)}"><figcaption><strong>{html.escape(self.title)}.</strong> '
+            f"{html.escape(self.caption)}</figcaption></figure>"
+        )
 
 
 def draw(run_path: Path, out: Path | None = None) -> list[Figure]:
@@ -54,11 +59,24 @@ def draw(run_path: Path, out: Path | None = None) -> list[Figure]:
     folder = run_path / "figures" if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     with _style():
-        figures = [_write(drawing, folder) for drawing in drawings.of(found)]
+        figures = [_write(drawing, folder) for drawing in _drawings(found)]
     for old in (f for kind in FORMATS for f in folder.glob(f"*.{kind}")):
-        if old.stem.startswith(drawings.NAMES) and old.stem not in {f.name for f in figures}:
+        if old.stem.startswith(NAMES) and old.stem not in {f.name for f in figures}:
             old.unlink()
     return figures
+
+
+def _drawings(found: Findings) -> list[Drawing]:
+    """Every chart that there are data for, in the order in which they are shown."""
+    chats = [w for w in found.recipe.workloads if w.kind == "chat"]
+    prefills = [w for w in found.recipe.workloads if w.kind == "prefill"]
+    drawn = [decode_chart.decode_per_prompt(found, w, _named(NAMES[0], w, chats)) for w in chats]
+    drawn += [ttft_chart.ttft_by_length(found, w, _named(NAMES[1], w, prefills)) for w in prefills]
+    return [d for d in (*drawn, startup_chart.startup(found)) if d is not None]
+
+
+def _named(base: str, workload: Workload, of_its_kind: list[Workload]) -> str:
+    return base if len(of_its_kind) == 1 else f"{base}-{workload.id}"
 
 
 def _write(drawing: Drawing, folder: Path) -> Figure:
@@ -95,11 +113,19 @@ def _style() -> Iterator[None]:
     """The kit's look while it draws; the notebook's own settings are as before afterwards."""
     settings = {
         **sns.axes_style("whitegrid"),
-        "font.family": ["DejaVu Sans", _japanese_font()],      # after the style, which sets its own font
-        "font.size": 10, "axes.titlesize": 12, "axes.titlelocation": "left",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
-        "axes.edgecolor": "#8a8a8a", "grid.color": "#e3e3e3", "figure.dpi": 96,
-        "svg.hashsalt": "llmrepro", "svg.fonttype": "path", "text.parse_math": False,
+        "font.family": ["DejaVu Sans", _japanese_font()],  # after the style, which sets its own font
+        "font.size": 10,
+        "axes.titlesize": 12,
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "axes.edgecolor": "#8a8a8a",
+        "grid.color": "#e3e3e3",
+        "figure.dpi": 96,
+        "svg.hashsalt": "llmrepro",
+        "svg.fonttype": "path",
+        "text.parse_math": False,
     }
     with mpl.rc_context(settings):
         yield
@@ -107,7 +133,7 @@ def _style() -> Iterator[None]:
 
 @cache
 def _japanese_font() -> str:
-    """IPAexGothic, for glyphs that DejaVu lacks. Its package is not imported: that would set the global font."""
+    """IPAexGothic, for what DejaVu lacks. Its package is not imported: that would set the global font."""
     (package,) = importlib.util.find_spec("matplotlib_fontja").submodule_search_locations
     path = f"{package}/fonts/ipaexg.ttf"
     font_manager.fontManager.addfont(path)

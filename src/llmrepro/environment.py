@@ -113,7 +113,8 @@ def _build_source(engine: Engine, part: Path, step) -> None:
     folder = part / "source"
     folder.mkdir()
     try:
-        archive = package_index.download(f"{name}=={version}", folder, kind="sdist", sha256=engine.install.sha256)
+        archive = package_index.download(f"{name}=={version}", folder, kind="sdist", sha256=engine.install.sha256,
+                                         progress=lambda done, total: step.bar.to(0, "source"))
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
     except (package_index.PackageIndexError, tarfile.TarError, OSError) as error:

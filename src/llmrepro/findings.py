@@ -6,7 +6,15 @@ from pathlib import Path
 from llmrepro import conditions, results, verdict
 from llmrepro.client import Record
 from llmrepro.recipe import Recipe
-from llmrepro.run import boots, load_recipe, read_json, read_lines, sha256_of, status
+from llmrepro.run import (
+    Parameters,
+    boots,
+    load_recipe,
+    read_json,
+    read_lines,
+    sha256_of,
+    status,
+)
 
 
 @dataclass(frozen=True)
@@ -14,13 +22,13 @@ class Findings:
     """A run folder in memory. What the run did not get to is empty: no boots, no records, `machine` {}."""
 
     recipe: Recipe
-    parameters: dict
+    parameters: Parameters
     status: dict
     machine: dict
     boots: dict[int, dict]
-    records: list[Record]                            # warm-ups included, in the order of records.jsonl
-    result: dict                                     # as results.compute gives it
-    prompts: dict[str, str]                          # texts by sha256
+    records: list[Record]  # warm-ups included, in the order of records.jsonl
+    result: dict  # as results.compute gives it
+    prompts: dict[str, str]  # texts by sha256
     freeze: str
 
     @property
@@ -30,19 +38,32 @@ class Findings:
 
     def rows(self, metric: str, **where) -> list[dict]:
         """Rows of result.json of one metric, with these values of server, workload, case or statistic."""
-        return [r for r in self.result["metrics"]
-                if r["metric"] == metric and all(r[k] == v for k, v in where.items())]
+        return [
+            r
+            for r in self.result["metrics"]
+            if r["metric"] == metric and all(r[k] == v for k, v in where.items())
+        ]
 
 
 def read(path: Path) -> Findings:
     """Everything of a run folder. Raises RunError naming the file that is missing or broken."""
     freeze = path / "engine-freeze.txt"
+    given = read_json(
+        path / "parameters.json"
+    )  # of an older or newer kit: what this one does not know is left
     return Findings(
-        recipe=load_recipe(path), parameters=read_json(path / "parameters.json"), status=status(path),
-        machine=_if_there(path / "machine.json"), boots=boots(path),
+        recipe=load_recipe(path),
+        status=status(path),
+        parameters=Parameters.model_validate(
+            {n: v for n, v in given.items() if n in Parameters.model_fields}
+        ),
+        machine=_if_there(path / "machine.json"),
+        boots=boots(path),
         records=[Record.model_validate(r) for r in read_lines(path / "records.jsonl")],
-        result=_result(path), prompts=_if_there(path / "prompts.json"),
-        freeze=freeze.read_text(encoding="utf-8") if freeze.exists() else "")
+        result=_result(path),
+        prompts=_if_there(path / "prompts.json"),
+        freeze=freeze.read_text(encoding="utf-8") if freeze.exists() else "",
+    )
 
 
 def _if_there(path: Path) -> dict:
@@ -57,8 +78,14 @@ def _result(path: Path) -> dict:
         return found
     if (path / "machine.json").exists():
         return results.compute(path)
-    recipe = load_recipe(path)                       # ended before it looked at the machine
+    recipe = load_recipe(path)  # ended before it looked at the machine
     differing = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, {})
-    return {"recipe": recipe.id, "metrics": [], "requests": {}, "flags": [], "inputs": {},
-            "conditions": [c._asdict() for c in differing],
-            "verdicts": [verdict.judge(c, [], differing).model_dump() for c in recipe.claims]}
+    return {
+        "recipe": recipe.id,
+        "metrics": [],
+        "requests": {},
+        "flags": [],
+        "inputs": {},
+        "conditions": [c._asdict() for c in differing],
+        "verdicts": [verdict.judge(c, [], differing).model_dump() for c in recipe.claims],
+    }

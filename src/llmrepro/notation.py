@@ -5,7 +5,7 @@ from math import floor, log10
 from llmrepro.recipe import Value
 
 NOTHING = "–"
-DIGITS = 4                                           # significant ones, where no interval says how many are known
+DIGITS = 4  # significant ones, where no interval says how many are known
 
 
 def number(value: object) -> str:
@@ -17,7 +17,9 @@ def number(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return _rounded(value, DIGITS - 1 - _magnitude(value)) if abs(value) >= 1000 else f"{value:.{DIGITS}g}"
+        return (
+            _rounded(value, DIGITS - 1 - _magnitude(value)) if abs(value) >= 1000 else f"{value:.{DIGITS}g}"
+        )
     return str(value)
 
 
@@ -27,8 +29,8 @@ def quantity(value: object, unit: str = "") -> str:
 
 
 def measured(value: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """(mean, "low to high"), all to the decimals that two digits of the interval's half-width need: more would
-    show noise as knowledge. Between three and five digits of the mean. Without an interval the second is empty.
+    """(mean, "low to high"), to the decimals that two digits of the interval's half-width need: more would
+    show noise as knowledge. Three to five digits of the mean are kept. Without an interval the second is "".
     """
     if low is None or high is None:
         return number(value), ""
@@ -49,8 +51,13 @@ def published(value: Value, unit: str = "") -> str:
     if form == "range":
         text = f"{number(found[0])} to {number(found[1])}"
     else:
-        word = {"about": "about ", "peak": "peak of ", "at_least": "at least ", "completed_to": "completes to ",
-                "failed_at": "fails at "}.get(form, "")
+        word = {
+            "about": "about ",
+            "peak": "peak of ",
+            "at_least": "at least ",
+            "completed_to": "completes to ",
+            "failed_at": "fails at ",
+        }.get(form, "")
         text = word + number(found)
     return f"{text} {unit}".rstrip()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import nbformat
 from nbconvert.exporters import HTMLExporter
 
-from llmrepro import appendix, charts, findings, sections
-from llmrepro.markup import Html, join
+from llmrepro import appendix, charts, findings, headline, sections
+from llmrepro.markup import Html, join, showable
 from llmrepro.sections import Section
 
 LANGUAGE = "en"
@@ -21,8 +21,14 @@ def write(run_path: Path) -> Path:
     """
     found = findings.read(run_path)
     figures = join([Html(figure.html()) for figure in charts.draw(run_path)])
-    page = render(notebook(f"{found.recipe.title} · llmrepro", sections.head(found),
-                           [*sections.sections(found, figures), *appendix.sections(found)], appendix.foot(found)))
+    page = render(
+        notebook(
+            f"{showable(found.recipe.title)} · llmrepro",
+            headline.head(found),
+            [*sections.sections(found, figures), *appendix.sections(found)],
+            appendix.foot(found),
+        )
+    )
     target = run_path / "report.html"
     part = target.with_name(f".{target.name}.part")
     part.write_text(page, encoding="utf-8")
@@ -31,12 +37,13 @@ def write(run_path: Path) -> Path:
 
 
 def notebook(title: str, head: Html, parts: list[Section], foot: Html) -> nbformat.NotebookNode:
-    """The page as a notebook: a Markdown cell opens each section, what it shows is the output of the next cell."""
+    """The page as a notebook: a Markdown cell opens each section, the next cell's output is its content."""
     new = nbformat.v4
     cells = [_shown(head, "head")]
     for part in parts:
-        text = new.new_markdown_cell(part.text, id=f"{part.anchor}-text",
-                                     metadata={"anchor": part.anchor, "title": part.title})
+        text = new.new_markdown_cell(
+            part.text, id=f"{part.anchor}-text", metadata={"anchor": part.anchor, "title": part.title}
+        )
         cells += [text, _shown(part.body, part.anchor)]
     return new.new_notebook(cells=[*cells, _shown(foot, "foot")], metadata={"title": title})
 
@@ -49,6 +56,11 @@ def _shown(body: Html, name: str) -> nbformat.NotebookNode:
 def render(page: nbformat.NotebookNode) -> str:
     """The notebook as HTML, by nbconvert and the template of this kit."""
     with resources.as_file(resources.files("llmrepro") / "templates") as folder:
-        exporter = HTMLExporter(template_name="report", extra_template_basedirs=[str(folder)], language_code=LANGUAGE,
-                                exclude_input=True, exclude_anchor_links=True)
+        exporter = HTMLExporter(
+            template_name="report",
+            extra_template_basedirs=[str(folder)],
+            language_code=LANGUAGE,
+            exclude_input=True,
+            exclude_anchor_links=True,
+        )
         return exporter.from_notebook_node(page)[0]

