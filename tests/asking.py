@@ -13,12 +13,7 @@ END = "data: [DONE]\n\n"
 def put(server, endpoint=CHAT, *, silence_s=10.0, timeout_s=20.0, body=None, **script) -> Record:
     """Ask for 20 tokens; `body` adds to the request, the rest are fields of the Script."""
     script = {"ttft_s": 0.004, "gap_s": 0.0005, **script}
-    asked = {
-        "messages": [{"role": "user", "content": "hi"}],
-        "prompt": "hi",
-        "max_tokens": 20,
-        **(body or {}),
-    }
+    asked = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 20, **(body or {})}
     question = Question(endpoint, {**asked, "script": script})
     return ask(server.url, question, silence_s=silence_s, timeout_s=timeout_s)
 

@@ -25,12 +25,7 @@ def main(requests: int = 400) -> None:
             dialect = ("llama.cpp", "vllm")[i % 2]
             option = {"timings_per_token": True} if i % 2 == 0 else {"return_token_ids": True}
             endpoint = ("/v1/chat/completions", "/v1/completions")[i // 2 % 2]
-            script = {
-                "dialect": dialect,
-                "ttft_s": 0.02 + 0.0007 * (i % 11),
-                "gap_s": GAP_S,
-                "finish": "stop",
-            }
+            script = {"dialect": dialect, "ttft_s": 0.02 + 0.0007 * (i % 11), "gap_s": GAP_S, "finish": "stop"}
             record = ask(
                 server.url,
                 Question(
@@ -63,9 +58,7 @@ def main(requests: int = 400) -> None:
     show("TTFT error against the server's send", receive_ms, "ms", "target 0.5 median, 2 p99")
     show("TTFT less the server's own, sending included", whole_ms, "ms", "")
     show("decode error", decode_pct, "%", "target 0.1")
-    print(
-        f"CPU per chunk: {statistics.median(cpu_us):.0f} us (median of 5 x {LONG_TOKENS} chunks; target 250)"
-    )
+    print(f"CPU per chunk: {statistics.median(cpu_us):.0f} us (median of 5 x {LONG_TOKENS} chunks; target 250)")
 
 
 def cpu_per_chunk_us(server: truth_server.Truth) -> float:

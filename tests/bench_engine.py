@@ -21,27 +21,61 @@ TOKENS = 128
 
 def llama_bench(env: Path, model: Path, threads: int, depth: int) -> float:
     """Decode tok/s of one run of llama-bench from `depth` tokens on."""
-    shown = subprocess.run([env / "bin/llama-bench", "-m", model, "-t", str(threads), "-p", "0", "-n", str(TOKENS),
-                            "-d", str(depth), "-r", "1", "-o", "json"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [
+            env / "bin/llama-bench",
+            "-m",
+            model,
+            "-t",
+            str(threads),
+            "-p",
+            "0",
+            "-n",
+            str(TOKENS),
+            "-d",
+            str(depth),
+            "-r",
+            "1",
+            "-o",
+            "json",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(shown.stdout)[0]["avg_ts"]
 
 
 def main(pairs: int) -> None:
-    params = runs.parameters({"recipe": RECIPE, "runs_dir": tempfile.mkdtemp(prefix="llmrepro-bench-"),
-                              "overrides": {"workloads.chat.max_tokens": TOKENS}})
+    params = runs.parameters(
+        {
+            "recipe": RECIPE,
+            "runs_dir": tempfile.mkdtemp(prefix="llmrepro-bench-"),
+            "overrides": {"workloads.chat.max_tokens": TOKENS},
+        }
+    )
     run = runs.create(params)
     recipe = run.recipe
     env = environment.prepare(recipe.engine, catalog.home() / RECIPE / "engine.lock", run.path / "install.log")
     model = weights.fetch(recipe.model)
     chat, engine = recipe.workloads[0], engines.load(recipe.engine.name)
-    bench = workloads.Bench(run, recipe, engine, env.path, model, runs.read_json(run.path / "prompts.json"),
-                            Progress("bench", 1))
+    bench = workloads.Bench(
+        run, recipe, engine, env.path, model, runs.read_json(run.path / "prompts.json"), Progress("bench", 1)
+    )
     threads = machine.threads()
     asked = workloads.question(bench, chat, bench.texts[chat.prompts[0].sha256])
 
     def command(port: int, api_key: str) -> server.Command:
-        launch = engine.launch(env.path, recipe.engine.install, recipe.servers[0], model, alias=recipe.id, port=port,
-                               api_key=api_key, threads=threads)
+        launch = engine.launch(
+            env.path,
+            recipe.engine.install,
+            recipe.servers[0],
+            model,
+            alias=recipe.id,
+            port=port,
+            api_key=api_key,
+            threads=threads,
+        )
         return server.Command(launch.argv, launch.env)
 
     ratios, kit, own = [], [], []
@@ -52,9 +86,11 @@ def main(pairs: int) -> None:
             kit.append(metrics.decode_tps(workloads.ask_one(boot, asked)))
             ratios.append(kit[-1] / own[-1])
     run.close()
-    print(f"decode, {TOKENS} tokens after {depth}, {threads} thread{'s' * (threads > 1)}, {pairs} pairs in turn: "
-          f"kit {median(kit):.1f}, llama-bench {median(own):.1f} tok/s; "
-          f"ratio median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), wanted at least 0.95")
+    print(
+        f"decode, {TOKENS} tokens after {depth}, {threads} thread{'s' * (threads > 1)}, {pairs} pairs in turn: "
+        f"kit {median(kit):.1f}, llama-bench {median(own):.1f} tok/s; "
+        f"ratio median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), wanted at least 0.95"
+    )
 
 
 if __name__ == "__main__":

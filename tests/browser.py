@@ -1,9 +1,9 @@
 """Headless Chromium for the tests, and JupyterLab as a person uses it: open, Run All, Stop, look::
 
-    with jupyterlab(folder) as lab, lab.open("reproduce.ipynb") as page:
-        page.run_all()
-        page.wait_done(timeout_s=300)
-        page.screenshot(folder / "done.png")
+with jupyterlab(folder) as lab, lab.open("reproduce.ipynb") as page:
+    page.run_all()
+    page.wait_done(timeout_s=300)
+    page.screenshot(folder / "done.png")
 """
 
 import contextlib
@@ -64,10 +64,7 @@ def browser_page(*, offline: bool = False, width: int = 1400, height: int = 900,
         )
         try:
             context = chrome.new_context(
-                viewport={"width": width, "height": height},
-                locale="en-US",
-                offline=offline,
-                **context_options,
+                viewport={"width": width, "height": height}, locale="en-US", offline=offline, **context_options
             )
             yield context.new_page()
         finally:
@@ -190,9 +187,7 @@ class NotebookPage:
         """File > Save, until the file on disk has the numbers that the page shows."""
         shown = [int(prompt) if prompt.isdigit() else None for prompt in self.prompts()]
         self.page.keyboard.press("Control+s")
-        self._wait(
-            lambda: [cell["execution_count"] for cell in self.saved_code_cells()] == shown, 30, "not saved"
-        )
+        self._wait(lambda: [cell["execution_count"] for cell in self.saved_code_cells()] == shown, 30, "not saved")
 
     def saved_code_cells(self) -> list[dict]:
         """The code cells of the notebook file as it is on disk."""
@@ -217,9 +212,7 @@ def _free_port() -> int:
 
 
 def _wait_until_up(lab: Lab, server: subprocess.Popen, log: Path) -> None:
-    request = urllib.request.Request(
-        f"{lab.address}/api/status", headers={"Authorization": f"token {lab.token}"}
-    )
+    request = urllib.request.Request(f"{lab.address}/api/status", headers={"Authorization": f"token {lab.token}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline_s = time.monotonic() + 120
     while True:

@@ -123,13 +123,7 @@ def _llama_cpp(script: Script, chunks: list[int], chat: bool, body: dict[str, An
         at_s, done = script.ttft_s + i * script.gap_s, done + k
         more = {"timings": timings(at_s)} if body.get("timings_per_token") else {}
         text = "".join(WORDS[(done - k + j) % len(WORDS)] for j in range(k))
-        event(
-            at_s,
-            choice(text, key=script.reasoning_key if i < script.reasoning else "content"),
-            k,
-            True,
-            **more,
-        )
+        event(at_s, choice(text, key=script.reasoning_key if i < script.reasoning else "content"), k, True, **more)
     ends = script.finish == "stop"
     at_s += (script.gap_s if ends else 0) if script.finish_gap_s is None else script.finish_gap_s
     done += ends
@@ -175,21 +169,14 @@ def _vllm(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -
     if chat:
         event(
             script.ttft_s,
-            [
-                {
-                    "index": 0,
-                    "delta": {"role": "assistant", "content": ""},
-                    "logprobs": None,
-                    "finish_reason": None,
-                }
-            ],
+            [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
             usage=usage(),
         )
     ends = script.finish == "stop"
     steps = [*chunks, 1] if ends else chunks
     for i, k in enumerate(steps):
         final = i == len(steps) - 1
-        silent = i in script.held or ends and final
+        silent = i in script.held or (ends and final)
         text = "" if silent else "".join(WORDS[(done + j) % len(WORDS)] for j in range(k))
         ids = list(range(1000 + done, 1000 + done + k)) if body.get("return_token_ids") else None
         done += k

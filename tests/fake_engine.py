@@ -22,8 +22,9 @@ def spawn(marker: str, *, session: bool, daemon: bool) -> None:
         os.setsid()
     if daemon and os.fork():
         os._exit(0)
-    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", STUBBORN, marker],
-              {} if daemon else dict(os.environ))
+    os.execve(
+        sys.executable, [sys.executable, "-I", "-S", "-c", STUBBORN, marker], {} if daemon else dict(os.environ)
+    )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -53,8 +54,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        for delta, finish in (({"role": "assistant", "content": ""}, None), ({"content": "one"}, None),
-                              ({"content": " two"}, None), ({}, "length")):
+        for delta, finish in (
+            ({"role": "assistant", "content": ""}, None),
+            ({"content": "one"}, None),
+            ({"content": " two"}, None),
+            ({}, "length"),
+        ):
             self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
         self.event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}})
         self.wfile.write(b"data: [DONE]\n\n")

@@ -96,13 +96,7 @@ def boot(server="default", replicate=0, scale=1.0, **changes) -> dict:
         "replicate": replicate,
         "threads": 1,
         "adaptations": [],
-        "command": [
-            "/data/someone/env/bin/python",
-            "--model",
-            "/data/someone/weights.gguf",
-            "--threads",
-            "1",
-        ],
+        "command": ["/data/someone/env/bin/python", "--model", "/data/someone/weights.gguf", "--threads", "1"],
         "startup": {
             "startup.port_s": 0.1 * scale,
             "startup.models_s": 0.4 * scale,

@@ -9,17 +9,7 @@ import sys
 import matplotlib as mpl
 import pytest
 from bs4 import BeautifulSoup
-from folders import (
-    CASES,
-    LENGTHS,
-    boot,
-    chat,
-    failure,
-    folder,
-    prefill,
-    record,
-    two_servers,
-)
+from folders import CASES, LENGTHS, boot, chat, failure, folder, prefill, record, two_servers
 
 from llmrepro import charts, metrics, results
 
@@ -107,12 +97,7 @@ def test_the_same_folder_gives_the_same_bytes_in_another_process(run, tmp_path):
         [sys.executable, "-c", code, run, tmp_path / "there"],
         check=True,
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONHASHSEED": "7",
-            "TZ": "Asia/Tokyo",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
+        env={**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     for figure in here.values():
         for file in (figure.svg, figure.csv, figure.txt):

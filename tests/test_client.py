@@ -15,16 +15,7 @@ from hypothesis import strategies as st
 from llmrepro import client, metrics
 from llmrepro.client import Question, Record, ask
 
-ENDINGS = {
-    "ok",
-    "early_stop",
-    "context_overflow",
-    "http_error",
-    "stream_error",
-    "timeout",
-    "engine_died",
-    "oom",
-}
+ENDINGS = {"ok", "early_stop", "context_overflow", "http_error", "stream_error", "timeout", "engine_died", "oom"}
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +99,7 @@ def test_the_question_is_asked_as_given_and_filed_without_its_prompt(server):
     body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 3, "seed": 7}
     before = copy.deepcopy(body)
     question = Question(
-        CHAT,
-        body,
-        server="d4",
-        boot=2,
-        workload="chat",
-        case="code",
-        repeat=1,
-        warmup=True,
-        prompt_sha256="ab",
+        CHAT, body, server="d4", boot=2, workload="chat", case="code", repeat=1, warmup=True, prompt_sha256="ab"
     )
     record = ask(server.url, question)
     assert body == before

@@ -18,8 +18,9 @@ from llmrepro.recipe import Engine
 
 
 def engine(**install):
-    return Engine.model_validate({"name": "llama-cpp", "version": "1", "install": {
-        "kind": "wheel", "pins": {"toy": "1.0"}, **install}})
+    return Engine.model_validate(
+        {"name": "llama-cpp", "version": "1", "install": {"kind": "wheel", "pins": {"toy": "1.0"}, **install}}
+    )
 
 
 @pytest.fixture
@@ -31,10 +32,14 @@ def index(tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel, "w") as packed:
         packed.writestr("toy.py", "answer = 42\n")
         packed.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-        packed.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\n"
-                                                   "Tag: py3-none-any\n")
-        packed.writestr("toy-1.0.dist-info/RECORD", "toy.py,,\ntoy-1.0.dist-info/METADATA,,\n"
-                                                    "toy-1.0.dist-info/WHEEL,,\ntoy-1.0.dist-info/RECORD,,\n")
+        packed.writestr(
+            "toy-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        packed.writestr(
+            "toy-1.0.dist-info/RECORD",
+            "toy.py,,\ntoy-1.0.dist-info/METADATA,,\ntoy-1.0.dist-info/WHEEL,,\ntoy-1.0.dist-info/RECORD,,\n",
+        )
     lock = tmp_path / "engine.lock"
     lock.write_text(f"toy==1.0 --hash=sha256:{sha256(wheel.read_bytes()).hexdigest()}\n")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
@@ -51,8 +56,12 @@ def test_it_is_isolated_frozen_and_reused(tmp_path, index):
     first = prepare(tmp_path, index)
     assert first.freeze == "toy==1.0\n"
     assert first.seconds > 0
-    shown = subprocess.run([first.python, "-c", "import toy, sys; print(toy.answer, sys.prefix)"],
-                           capture_output=True, text=True, check=True).stdout.split()
+    shown = subprocess.run(
+        [first.python, "-c", "import toy, sys; print(toy.answer, sys.prefix)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert shown == ["42", str(first.path)]
     assert subprocess.run([first.python, "-c", "import llmrepro"], capture_output=True, check=False).returncode
     assert "uv" in (tmp_path / "install.log").read_text()
@@ -128,8 +137,9 @@ def test_a_killed_installation_leaves_nothing_that_is_trusted(tmp_path, index):
         """)
     interrupted = 0
     for delay in (0.35, 0.5, 0.6, 0.7, 0.9):
-        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                                 start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         time.sleep(delay)
         os.killpg(child.pid, signal.SIGKILL)
         whole = "whole" in child.communicate()[0]
@@ -142,3 +152,21 @@ def test_a_killed_installation_leaves_nothing_that_is_trusted(tmp_path, index):
     found = prepare(tmp_path, index)
     assert subprocess.run([found.python, "-c", "import toy"], check=True).returncode == 0
     assert not list(found.path.parent.glob("*.part"))
+
+
+def test_two_that_need_one_environment_build_it_once(tmp_path, index):
+    script = textwrap.dedent(f"""
+        import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from pathlib import Path
+        from llmrepro import environment
+        from test_environment import engine
+        found = environment.prepare(engine(), Path({str(index)!r}), Path({str(tmp_path)!r}) / sys.argv[1],
+                                    Path({str(tmp_path / "cache")!r}))
+        print("\\\\n", found.path, found.seconds > 0)
+        """)
+    both = [
+        subprocess.Popen([sys.executable, "-c", script, name], stdout=subprocess.PIPE, text=True) for name in "ab"
+    ]
+    told = [process.communicate()[0].splitlines()[-1].split() for process in both]
+    assert told[0][0] == told[1][0]
+    assert sorted(built for _, built in told) == ["False", "True"]

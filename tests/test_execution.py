@@ -53,28 +53,52 @@ if act in inside:
 class Outcome:
     """One notebook in a process of its own, and what it left."""
 
-    def __init__(self, folder: Path, act: str, deadline_s: str = "", patience_s: str = "40",
-                 env: dict | None = None, **parameters):
+    def __init__(
+        self,
+        folder: Path,
+        act: str,
+        deadline_s: str = "",
+        patience_s: str = "40",
+        env: dict | None = None,
+        **parameters,
+    ):
         self.folder, self.marker = folder, f"marker-{uuid.uuid4().hex}"
         self.output = folder / "run {x}" / "out.ipynb"
-        self.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")      # short enough for sockets
+        self.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")  # short enough for sockets
         (folder / "status.json").write_text(json.dumps({"outcome": "running", "stage": "measure"}))
         holds = HOLDS.format(folder=str(folder), fake=str(FAKE), marker=self.marker)
         v4 = nbformat.v4
-        cells = [v4.new_markdown_cell("# A title", id="title"),
-                 v4.new_code_cell("act = ''\nplace = ''\nholds = ''", id="parameters",
-                                  metadata={"tags": ["parameters"]}),
-                 v4.new_code_cell("import os, signal, sys, time\nfrom pathlib import Path\n"
-                                  "folder = Path(place)", id="card"),
-                 v4.new_code_cell(MEASURE, id="measure"), v4.new_markdown_cell("## Afterwards", id="later"),
-                 v4.new_code_cell("print('reported')", id="report")]
+        cells = [
+            v4.new_markdown_cell("# A title", id="title"),
+            v4.new_code_cell(
+                "act = ''\nplace = ''\nholds = ''", id="parameters", metadata={"tags": ["parameters"]}
+            ),
+            v4.new_code_cell(
+                "import os, signal, sys, time\nfrom pathlib import Path\nfolder = Path(place)", id="card"
+            ),
+            v4.new_code_cell(MEASURE, id="measure"),
+            v4.new_markdown_cell("## Afterwards", id="later"),
+            v4.new_code_cell("print('reported')", id="report"),
+        ]
         kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
         nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), folder / "in.ipynb")
         values = {"act": act, "place": str(folder), "holds": holds, **parameters}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, str(folder / "in.ipynb"), str(self.output), json.dumps(values),
-             deadline_s, patience_s], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "TMPDIR": self.temporary, **(env or {})})
+            [
+                sys.executable,
+                "-c",
+                RUN,
+                str(folder / "in.ipynb"),
+                str(self.output),
+                json.dumps(values),
+                deadline_s,
+                patience_s,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": self.temporary, **(env or {})},
+        )
 
     def up(self) -> "Outcome":
         assert soon((self.folder / "up").exists), self.process.communicate(timeout=30)
@@ -91,8 +115,11 @@ class Outcome:
     def cells(self) -> dict[str, str]:
         """What the executed notebook says of each cell, papermill's own markers left out."""
         cells = nbformat.read(self.output, as_version=4).cells
-        return {cell.id: cell.metadata.papermill.status for cell in cells if "papermill" in cell.metadata
-                and "injected-parameters" not in cell.metadata.get("tags", [])}
+        return {
+            cell.id: cell.metadata.papermill.status
+            for cell in cells
+            if "papermill" in cell.metadata and "injected-parameters" not in cell.metadata.get("tags", [])
+        }
 
 
 @pytest.fixture
@@ -112,8 +139,14 @@ def run(tmp_path):
         shutil.rmtree(it.temporary)
 
 
-UNTIL_MEASURE = {"title": "completed", "parameters": "completed", "card": "completed", "measure": "failed",
-                 "later": "pending", "report": "pending"}
+UNTIL_MEASURE = {
+    "title": "completed",
+    "parameters": "completed",
+    "card": "completed",
+    "measure": "failed",
+    "later": "pending",
+    "report": "pending",
+}
 
 
 def test_a_notebook_that_ends_well_in_this_interpreter(run, tmp_path):
@@ -190,7 +223,7 @@ def test_papermill_killed_leaves_no_server_and_an_interrupted_run(run):
 def test_the_second_signal_kills(run):
     begun = time.monotonic()
     it = run("stubborn").up().signal(signal.SIGTERM)
-    time.sleep(0.5)                                  # two of a kind at once would arrive as one
+    time.sleep(0.5)  # two of a kind at once would arrive as one
     it.signal(signal.SIGTERM)
     assert it.end() == 143 and time.monotonic() - begun < 35, "not by losing patience"
     assert it.cells() == UNTIL_MEASURE

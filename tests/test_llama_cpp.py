@@ -27,14 +27,17 @@ V (f16):   90.00 MiB
 """
 
 
-@pytest.mark.parametrize(("args", "known", "adapted"), [
-    (["--mlock", "--ctx-size", "512"], NEW, ["--load-mode", "mmap+mlock", "--ctx-size", "512"]),
-    (["--no-mmap"], NEW, ["--load-mode", "none"]),
-    (["--load-mode", "mmap+mlock"], OLD, ["--mlock"]),
-    (["--load-mode", "none", "--threads", "-1"], OLD, ["--no-mmap", "--threads", "-1"]),
-    (["--draft-max", "3"], NEW, ["--spec-draft-n-max", "3"]),
-    (["--no-ui"], OLD, ["--no-webui"]),
-])
+@pytest.mark.parametrize(
+    ("args", "known", "adapted"),
+    [
+        (["--mlock", "--ctx-size", "512"], NEW, ["--load-mode", "mmap+mlock", "--ctx-size", "512"]),
+        (["--no-mmap"], NEW, ["--load-mode", "none"]),
+        (["--load-mode", "mmap+mlock"], OLD, ["--mlock"]),
+        (["--load-mode", "none", "--threads", "-1"], OLD, ["--no-mmap", "--threads", "-1"]),
+        (["--draft-max", "3"], NEW, ["--spec-draft-n-max", "3"]),
+        (["--no-ui"], OLD, ["--no-webui"]),
+    ],
+)
 def test_renamed_flags_are_translated_both_ways_and_told(args, known, adapted):
     found, told = llama_cpp.adapt(args, known)
     assert found == adapted
@@ -54,17 +57,31 @@ def test_a_flag_that_no_build_maps_is_refused_by_name(args):
 
 def test_phases_follow_the_engines_own_clock():
     assert llama_cpp.phases(LOG) == [
-        ("read metadata", 0.003558, 0.241744), ("load tensors", 0.241744, 0.285797),
-        ("allocate KV cache", 0.285797, 0.38421), ("warm-up run", 0.38421, 1.428555),
-        ("set up slots", 1.428555, 62.430631)]
+        ("read metadata", 0.003558, 0.241744),
+        ("load tensors", 0.241744, 0.285797),
+        ("allocate KV cache", 0.285797, 0.38421),
+        ("warm-up run", 0.38421, 1.428555),
+        ("set up slots", 1.428555, 62.430631),
+    ]
 
 
 def test_what_a_server_tells_is_read_back():
-    props = {"default_generation_settings": {"n_ctx": 8192}, "total_slots": 1, "model_ftype": "Q4_1",
-             "build_info": "b0-unknown"}
+    props = {
+        "default_generation_settings": {"n_ctx": 8192},
+        "total_slots": 1,
+        "model_ftype": "Q4_1",
+        "build_info": "b0-unknown",
+    }
     seen = llama_cpp.observe({"/props": props}.get, LOG)
-    assert seen["effective"] == {"context_tokens": 8192, "slots": 1, "quantization": "Q4_1", "build": "b0-unknown",
-                                 "threads": 3, "load_mode": "mmap", "kv_dtype": "q8_0/f16"}
+    assert seen["effective"] == {
+        "context_tokens": 8192,
+        "slots": 1,
+        "quantization": "Q4_1",
+        "build": "b0-unknown",
+        "threads": 3,
+        "load_mode": "mmap",
+        "kv_dtype": "q8_0/f16",
+    }
     assert seen["metrics"] == {"kv_bytes_per_token": round(137.81 * 2**20 / 8192)}
 
 
@@ -100,29 +117,66 @@ def launcher(tmp_path):
     (tmp_path / "xllamacpp.py").write_text(textwrap.dedent(FAKE_XLLAMACPP))
 
     def run(*args):
-        return subprocess.run([sys.executable, llama_cpp.LAUNCHER, *args], capture_output=True, text=True, check=False,
-                              env={"PYTHONPATH": str(tmp_path), "LLAMA_API_KEY": "secret", "PATH": "/usr/bin:/bin"})
+        return subprocess.run(
+            [sys.executable, llama_cpp.LAUNCHER, *args],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": str(tmp_path), "LLAMA_API_KEY": "secret", "PATH": "/usr/bin:/bin"},
+        )
+
     return run
 
 
 def test_the_launcher_owns_one_mapping_from_llama_servers_names(launcher):
-    shown = launcher("--model", "/w", "-c", "512", "--threads", "2", "--load-mode", "mmap+mlock", "--flash-attn", "on",
-                     "--cache-type-k", "q8_0", "--metrics", "--host", "127.0.0.1", "--port", "7", "--alias", "a/b")
+    shown = launcher(
+        "--model",
+        "/w",
+        "-c",
+        "512",
+        "--threads",
+        "2",
+        "--load-mode",
+        "mmap+mlock",
+        "--flash-attn",
+        "on",
+        "--cache-type-k",
+        "q8_0",
+        "--metrics",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "7",
+        "--alias",
+        "a/b",
+    )
     assert shown.returncode == 0, shown.stderr
-    for said in ('"model": {"path": "/w"}', '"n_ctx": 512', '"cpuparams": {"n_threads": 2}',
-                 '"cpuparams_batch": {"n_threads": 2}', '"load_mode": "LLAMA_LOAD_MODE_MMAP_MLOCK"',
-                 '"flash_attn_type": "LLAMA_FLASH_ATTN_TYPE_ENABLED"', '"cache_type_k": "GGML_TYPE_Q8_0"',
-                 '"endpoint_metrics": true', '"hostnames": ["127.0.0.1"]', '"port": 7', '"api_keys": ["secret"]',
-                 '"model_alias": ["a/b"]'):
+    for said in (
+        '"model": {"path": "/w"}',
+        '"n_ctx": 512',
+        '"cpuparams": {"n_threads": 2}',
+        '"cpuparams_batch": {"n_threads": 2}',
+        '"load_mode": "LLAMA_LOAD_MODE_MMAP_MLOCK"',
+        '"flash_attn_type": "LLAMA_FLASH_ATTN_TYPE_ENABLED"',
+        '"cache_type_k": "GGML_TYPE_Q8_0"',
+        '"endpoint_metrics": true',
+        '"hostnames": ["127.0.0.1"]',
+        '"port": 7',
+        '"api_keys": ["secret"]',
+        '"model_alias": ["a/b"]',
+    ):
         assert said in shown.stdout
 
 
-@pytest.mark.parametrize(("args", "said"), [
-    (("--nonsense", "3"), "unrecognized arguments: --nonsense"),
-    (("--model", "/w", "--thread", "3"), "unrecognized arguments: --thread"),      # no abbreviations
-    (("--model", "/w", "--load-mode", "fast"), "invalid choice: 'fast'"),
-    (("--model", "/w", "--ubatch-size", "3"), "this xllamacpp has no parameter n_ubatch"),
-])
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--nonsense", "3"), "unrecognized arguments: --nonsense"),
+        (("--model", "/w", "--thread", "3"), "unrecognized arguments: --thread"),  # no abbreviations
+        (("--model", "/w", "--load-mode", "fast"), "invalid choice: 'fast'"),
+        (("--model", "/w", "--ubatch-size", "3"), "this xllamacpp has no parameter n_ubatch"),
+    ],
+)
 def test_the_launcher_refuses_what_it_lacks(launcher, args, said):
     shown = launcher(*args)
     assert shown.returncode != 0

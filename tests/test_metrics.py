@@ -75,10 +75,7 @@ def test_the_end_token_moves_t_last_to_the_finish():
 
 
 def test_counts_told_after_the_finish_belong_to_the_finish():
-    events = [(0.5 + 0.1 * i, "text", 4, 1) for i in range(20)] + [
-        (2.5, "finish", 0, None),
-        (3.5, "usage", 0, 1),
-    ]
+    events = [(0.5 + 0.1 * i, "text", 4, 1) for i in range(20)] + [(2.5, "finish", 0, None), (3.5, "usage", 0, 1)]
     stopped = record(events, output_tokens=21, finish_reason="stop")
     assert metrics.t_last_s(stopped) == 2.5 and metrics.decode_tps(stopped) == pytest.approx(10.0)
 
@@ -146,9 +143,7 @@ def test_prefill_leaves_the_cached_tokens_out():
 
 @pytest.mark.parametrize("n, known", [(255, False), (256, True), (None, False)])
 def test_a_short_prompt_has_no_prefill_rate(n, known):
-    asked = record(
-        told([1] * 20), prompt_tokens=n, cached_tokens=0, timings={"prompt_n": n, "prompt_ms": 100.0}
-    )
+    asked = record(told([1] * 20), prompt_tokens=n, cached_tokens=0, timings={"prompt_n": n, "prompt_ms": 100.0})
     assert (metrics.prefill_tps(asked) is not None) == known
     assert (metrics.prefill_tps_server(asked) is not None) == known
 

@@ -23,13 +23,32 @@ STAGES = ["card", "machine", "prepare", "measure", "results", "charts", "report"
 
 
 def command(*argv, cwd, **more):
-    return subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, check=False, timeout=600,
-                          stdin=subprocess.DEVNULL, **more)
+    return subprocess.run(
+        [str(a) for a in argv],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        stdin=subprocess.DEVNULL,
+        **more,
+    )
 
 
 def papermill(tmp_path, *options, runs_dir="runs"):
-    return command(BIN / "papermill", "--log-level", "ERROR", "--no-progress-bar", NOTEBOOK, tmp_path / "out.ipynb",
-                   "-p", "runs_dir", tmp_path / runs_dir, *options, cwd=tmp_path)
+    return command(
+        BIN / "papermill",
+        "--log-level",
+        "ERROR",
+        "--no-progress-bar",
+        NOTEBOOK,
+        tmp_path / "out.ipynb",
+        "-p",
+        "runs_dir",
+        tmp_path / runs_dir,
+        *options,
+        cwd=tmp_path,
+    )
 
 
 def only_run(folder) -> Path:
@@ -43,8 +62,11 @@ def files(run: Path) -> set[str]:
 
 def left_below(folder: Path) -> list[psutil.Process]:
     """Processes that work in a folder or name it: the server runs in its run folder, the supervisor names it."""
-    return [p for p in psutil.process_iter(["cmdline", "cwd"])
-            if str(folder) in " ".join([p.info["cwd"] or "", *(p.info["cmdline"] or [])])]
+    return [
+        p
+        for p in psutil.process_iter(["cmdline", "cwd"])
+        if str(folder) in " ".join([p.info["cwd"] or "", *(p.info["cmdline"] or [])])
+    ]
 
 
 def cells():
@@ -58,7 +80,7 @@ def test_the_notebook_is_committed_without_outputs_and_only_calls_the_library():
     assert all(len(c.source.splitlines()) <= 8 for c in code[1:])
     assert not [line for c in code for line in c.source.splitlines() if line.lstrip().startswith(("!", "%"))]
     texts = {cells()[i - 1].cell_type for i, c in enumerate(cells()) if c.cell_type == "code"}
-    assert texts == {"markdown"}                     # a sentence before every step
+    assert texts == {"markdown"}  # a sentence before every step
 
 
 def test_the_parameters_cell_is_the_parameters_model():
@@ -79,45 +101,82 @@ def test_papermill_and_the_command_write_the_same_files(tmp_path):
     assert by_papermill.returncode == 0, by_papermill.stderr
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    by_command = command(BIN / "llmrepro", "run", "--runs-dir", tmp_path / "runs2", "--repeats", "1",
-                         "--overrides", json.dumps(SMALL), cwd=elsewhere)
+    by_command = command(
+        BIN / "llmrepro",
+        "run",
+        "--runs-dir",
+        tmp_path / "runs2",
+        "--repeats",
+        "1",
+        "--overrides",
+        json.dumps(SMALL),
+        cwd=elsewhere,
+    )
     assert by_command.returncode == 0, by_command.stdout + by_command.stderr
     one, two = only_run(tmp_path / "runs"), only_run(tmp_path / "runs2")
     assert files(one) == files(two)
-    assert {"status.json", "recipe.json", "machine.json", "engine-freeze.txt", "records.jsonl", "result.json",
-            "report.html", "figures/decode-per-prompt.svg", "figures/ttft-by-length.png",
-            "figures/startup.csv"} <= files(one)
+    assert {
+        "status.json",
+        "recipe.json",
+        "machine.json",
+        "engine-freeze.txt",
+        "records.jsonl",
+        "result.json",
+        "report.html",
+        "figures/decode-per-prompt.svg",
+        "figures/ttft-by-length.png",
+        "figures/startup.csv",
+    } <= files(one)
     for run in (one, two):
         assert runs.status(run)["outcome"] == "completed"
         assert not runs.held(run)
-    keys = [{(r["workload"], r["case"], r["repeat"], r["warmup"]) for r in runs.read_lines(run / "records.jsonl")}
-            for run in (one, two)]
+    keys = [
+        {(r["workload"], r["case"], r["repeat"], r["warmup"]) for r in runs.read_lines(run / "records.jsonl")}
+        for run in (one, two)
+    ]
     assert keys[0] == keys[1]
     words = [[v["word"] for v in runs.read_json(run / "result.json")["verdicts"]] for run in (one, two)]
     assert words[0] == words[1]
-    for run in (one, two):                           # facts of the file hold; the rest was overridden, and is named
-        found = {c["name"]: c["relation"] for c in runs.read_json(run / "result.json")["conditions"] if c["deciding"]}
-        assert found == {"weights sha256": "equal", "engine version": "equal",
-                         "workloads.chat.max_tokens": "differs", "workloads.prefill.lengths": "differs"}
+    for run in (one, two):  # facts of the file hold; the rest was overridden, and is named
+        found = {
+            c["name"]: c["relation"] for c in runs.read_json(run / "result.json")["conditions"] if c["deciding"]
+        }
+        assert found == {
+            "weights sha256": "equal",
+            "engine version": "equal",
+            "workloads.chat.max_tokens": "differs",
+            "workloads.prefill.lengths": "differs",
+        }
     assert str(two / "report.html") in by_command.stdout
     assert [line.split()[0] for line in by_command.stdout.splitlines() if line.endswith("...")] == STAGES
     executed = nbformat.read(two / "reproduce.ipynb", as_version=4)
     assert all(c.metadata.papermill.status == "completed" for c in executed.cells)
     assert not left_below(tmp_path)
-    shown = command(BIN / "jupyter", "nbconvert", "--to", "html", "--output", tmp_path / "plain.html",
-                    two / "reproduce.ipynb", cwd=tmp_path)
+    shown = command(
+        BIN / "jupyter",
+        "nbconvert",
+        "--to",
+        "html",
+        "--output",
+        tmp_path / "plain.html",
+        two / "reproduce.ipynb",
+        cwd=tmp_path,
+    )
     assert shown.returncode == 0, shown.stderr
     page = (tmp_path / "plain.html").read_text()
     assert "weights-sha256" in page
-    assert page.count("100%|") == 1                  # the progress of measuring: its last state only
+    assert page.count("100%|") == 1  # the progress of measuring: its last state only
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (["-p", "recip", "x"], "no parameter is called 'recip'; did you mean 'recipe'?"),
-    (["-p", "recipe", "smollm2-135m/lama-cpp--cpu"], "did you mean 'smollm2-135m/llama-cpp--cpu'?"),
-    (["-p", "mode", "life"], "parameter mode: Input should be 'auto', 'live' or 'published', found 'life'"),
-    (["-p", "resume", "007"], "-r for text that looks like a number"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-p", "recip", "x"], "no parameter is called 'recip'; did you mean 'recipe'?"),
+        (["-p", "recipe", "smollm2-135m/lama-cpp--cpu"], "did you mean 'smollm2-135m/llama-cpp--cpu'?"),
+        (["-p", "mode", "life"], "parameter mode: Input should be 'auto', 'live' or 'published', found 'life'"),
+        (["-p", "resume", "007"], "-r for text that looks like a number"),
+    ],
+)
 def test_what_papermill_lets_pass_is_refused_by_the_notebook(tmp_path, options, said):
     refused = papermill(tmp_path, *options)
     assert refused.returncode != 0
@@ -125,14 +184,17 @@ def test_what_papermill_lets_pass_is_refused_by_the_notebook(tmp_path, options, 
     assert not list((tmp_path / "runs").glob("*/*/*"))
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["run", "smollm2-135m/lama-cpp--cpu"], "did you mean 'smollm2-135m/llama-cpp--cpu'?"),
-    (["run", "--mode", "life"], "parameter mode: "),
-    (["run", "--repeats", "many"], "parameter repeats: "),
-    (["run", "--repeat", "3"], "Did you mean one of: '--repeats'"),
-    (["run", "--resume", "/nonexistent"], "is no run folder"),
-    (["report", "/nonexistent"], "does not exist"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "smollm2-135m/lama-cpp--cpu"], "did you mean 'smollm2-135m/llama-cpp--cpu'?"),
+        (["run", "--mode", "life"], "parameter mode: "),
+        (["run", "--repeats", "many"], "parameter repeats: "),
+        (["run", "--repeat", "3"], "Did you mean one of: '--repeats'"),
+        (["run", "--resume", "/nonexistent"], "is no run folder"),
+        (["report", "/nonexistent"], "does not exist"),
+    ],
+)
 def test_the_command_refuses_in_one_sentence(tmp_path, arguments, said):
     refused = command(BIN / "llmrepro", *arguments, cwd=tmp_path)
     assert refused.returncode != 0
@@ -155,7 +217,7 @@ def test_published_mode_says_what_lacks_and_still_makes_a_page(tmp_path):
     assert runs.status(run)["outcome"] == "lacking"
     assert "published mode was asked for" in runs.status(run)["reason"]
     page = (run / "report.html").read_text()
-    assert "23,040" in page or "23040" in page       # what is published is shown
+    assert "23,040" in page or "23040" in page  # what is published is shown
     assert not (run / "records.jsonl").exists()
     assert not (run / "install.log").exists()
 
@@ -165,7 +227,9 @@ def test_a_machine_that_lacks_something_is_told_what(tmp_path):
     done = papermill(tmp_path, "-y", yaml.safe_dump({"overrides": needs}))
     assert done.returncode == 0, done.stderr
     assert "needs 90000 GiB of memory; this machine has" in runs.status(only_run(tmp_path / "runs"))["reason"]
-    refused = papermill(tmp_path, "-p", "mode", "live", "-y", yaml.safe_dump({"overrides": needs}), runs_dir="live")
+    refused = papermill(
+        tmp_path, "-p", "mode", "live", "-y", yaml.safe_dump({"overrides": needs}), runs_dir="live"
+    )
     assert refused.returncode != 0
     status = runs.status(only_run(tmp_path / "live"))
     assert (status["outcome"], status["stage"]) == ("failed", "prepare")
@@ -192,8 +256,12 @@ def mine(folder: Path, **values) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     cell = next(c for c in notebook.cells if c.id == "parameters")
     for name, value in values.items():
-        cell.source, n = re.subn(rf"^({name}: \w+ = )[^#\n]*?(  #|$)", lambda m, v=value: f"{m[1]}{v!r}{m[2]}", cell.source,
-                                 flags=re.MULTILINE)
+        cell.source, n = re.subn(
+            rf"^({name}: \w+ = )[^#\n]*?(  #|$)",
+            lambda m, v=value: f"{m[1]}{v!r}{m[2]}",
+            cell.source,
+            flags=re.MULTILINE,
+        )
         assert n == 1, name
     nbformat.write(notebook, folder / "reproduce.ipynb")
 

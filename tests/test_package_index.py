@@ -40,9 +40,7 @@ def index(tmp_path, pip_told):
     wheel, sdist = files / "fermion-1.0-py3-none-any.whl", files / "fermion-1.0.tar.gz"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("fermion.py", "spin = 0.5\n")
-        archive.writestr(
-            "fermion-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fermion\nVersion: 1.0\n"
-        )
+        archive.writestr("fermion-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fermion\nVersion: 1.0\n")
         archive.writestr(
             "fermion-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -175,9 +173,7 @@ def test_find_links_are_looked_through_as_well(index, pip_told, tmp_path):
 
 
 def test_another_hash_is_refused_and_leaves_nothing(index, tmp_path):
-    with pytest.raises(
-        PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"
-    ):
+    with pytest.raises(PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"):
         download("fermion==1.0", tmp_path / "got", kind="wheel", sha256="0" * 64)
     assert not list((tmp_path / "got").iterdir())
 
@@ -185,9 +181,7 @@ def test_another_hash_is_refused_and_leaves_nothing(index, tmp_path):
 def test_a_file_that_is_not_what_the_index_states_is_refused(index, tmp_path):
     name = index["wheel"].name
     index["page"].write_text(f'<a href="../../files/{name}#sha256={"0" * 64}">{name}</a>')
-    with pytest.raises(
-        PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"
-    ):
+    with pytest.raises(PackageIndexError, match=rf"sha256 {sha256(index['wheel'])} and {'0' * 64} was expected"):
         download("fermion==1.0", tmp_path / "got", kind="wheel", sha256=None)
     assert not list((tmp_path / "got").iterdir())
 

@@ -26,12 +26,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def entries(lock: Path) -> list[tuple[Requirement, list[str]]]:
     """The lock's requirements with their hashes."""
     joined = re.sub(r"\\\n", " ", lock.read_text())
-    lines = [
-        line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith(("#", "-"))
-    ]
-    return [
-        (Requirement(line.split(" --hash=")[0].strip()), re.findall(r"--hash=(\S+)", line)) for line in lines
-    ]
+    lines = [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith(("#", "-"))]
+    return [(Requirement(line.split(" --hash=")[0].strip()), re.findall(r"--hash=(\S+)", line)) for line in lines]
 
 
 def pinned(lock: Path, python: str) -> dict[str, str]:
@@ -76,9 +72,7 @@ def test_every_package_is_pinned_exactly_and_hashed(lock):
 
 @pytest.mark.parametrize("lock", ALL_LOCKS, ids=relative)
 def test_a_lock_names_no_index_and_no_path_of_a_machine(lock):
-    assert (
-        re.findall(r"\w+://\S*|(?<![\w*.-])/\w\S*|--(?:index|extra|find|trusted)\S*", lock.read_text()) == []
-    )
+    assert re.findall(r"\w+://\S*|(?<![\w*.-])/\w\S*|--(?:index|extra|find|trusted)\S*", lock.read_text()) == []
 
 
 @pytest.mark.parametrize("wanted", sorted(ROOT.glob("recipes/**/engine.in")), ids=relative)
@@ -131,13 +125,7 @@ def test_every_locked_package_has_a_wheel_for(python, machine, tmp_path):
     for lock in (LOCK, TEST_LOCK):
         done = _uv(
             *("pip", "compile", "--quiet", "--no-deps", "--only-binary", ":all:", "--python-version", python),
-            *(
-                "--python-platform",
-                f"{machine}-unknown-linux-gnu",
-                str(lock),
-                "-o",
-                str(tmp_path / lock.name),
-            ),
+            *("--python-platform", f"{machine}-unknown-linux-gnu", str(lock), "-o", str(tmp_path / lock.name)),
         )
         assert done.returncode == 0, done.stderr
 
@@ -190,9 +178,7 @@ def test_make_setup_needs_nothing_but_python_and_runs_once(tmp_path):
     assert first.returncode == 0, first.stdout + first.stderr
     python = str(copy / ".venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "check"], check=True)
-    freeze = subprocess.run(
-        [python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True
-    ).stdout
+    freeze = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
     installed = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", freeze, re.MULTILINE)}
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert installed - {"setuptools", "pip"} == set(pinned(LOCK, version)) - {"setuptools", "pip"}
@@ -227,14 +213,7 @@ def _copy_of_the_tree(tmp_path: Path) -> Path:
     """What installing reads, in a folder without an environment."""
     copy = tmp_path / "clone"
     copy.mkdir()
-    for name in (
-        "Makefile",
-        "pyproject.toml",
-        "requirements.lock",
-        "environment.yml",
-        "LICENSE",
-        "README.md",
-    ):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "environment.yml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     return copy

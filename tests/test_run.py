@@ -37,28 +37,34 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path):
     assert made(tmp_path).path != made(tmp_path).path
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"recip": "x"}, "no parameter is called 'recip'; did you mean 'recipe'?"),
-    ({"mode": "life"}, "parameter mode: Input should be 'auto', 'live' or 'published', found 'life'"),
-    ({"repeats": "5"}, "parameter repeats: .*valid integer"),
-    ({"repeats": 0}, "parameter repeats: "),
-    ({"resume": 7}, "parameter resume: .*use -r for text that looks like a number"),
-    ({"servers": "default"}, "parameter servers: .*-y for lists"),
-])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"recip": "x"}, "no parameter is called 'recip'; did you mean 'recipe'?"),
+        ({"mode": "life"}, "parameter mode: Input should be 'auto', 'live' or 'published', found 'life'"),
+        ({"repeats": "5"}, "parameter repeats: .*valid integer"),
+        ({"repeats": 0}, "parameter repeats: "),
+        ({"resume": 7}, "parameter resume: .*use -r for text that looks like a number"),
+        ({"servers": "default"}, "parameter servers: .*-y for lists"),
+    ],
+)
 def test_a_wrong_parameter_is_refused_with_what_would_do(values, said):
     with pytest.raises(RunError, match=said):
         runs.parameters(values)
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"servers": ["defalt"]}, "has no server 'defalt'; did you mean 'default'?"),
-    ({"overrides": {"workloads.chat.repeat": 2}}, "unknown key; did you mean 'repeats'?"),
-    ({"overrides": {"workloads.chatt.repeats": 2}}, "no entry 'chatt'; did you mean 'chat'?"),
-    ({"overrides": {"servers.default.args.0.x": 2}}, "nothing lies below"),
-    ({"overrides": {"workloads.chat.max_tokens": "many"}}, "valid integer"),
-    ({"resume": "/nonexistent"}, "is no run folder"),
-    ({"runs_dir": "/proc/nowhere"}, "give another runs_dir"),
-])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"servers": ["defalt"]}, "has no server 'defalt'; did you mean 'default'?"),
+        ({"overrides": {"workloads.chat.repeat": 2}}, "unknown key; did you mean 'repeats'?"),
+        ({"overrides": {"workloads.chatt.repeats": 2}}, "no entry 'chatt'; did you mean 'chat'?"),
+        ({"overrides": {"servers.default.args.0.x": 2}}, "nothing lies below"),
+        ({"overrides": {"workloads.chat.max_tokens": "many"}}, "valid integer"),
+        ({"resume": "/nonexistent"}, "is no run folder"),
+        ({"runs_dir": "/proc/nowhere"}, "give another runs_dir"),
+    ],
+)
 def test_what_cannot_be_run_is_refused_before_anything_happens(tmp_path, values, said):
     with pytest.raises(RunError, match=said):
         made(tmp_path, **values)
@@ -103,7 +109,11 @@ def test_a_person_who_stops_a_cell_can_run_it_again(tmp_path):
 def test_records_survive_a_kill_and_only_the_torn_last_line_is_lost(tmp_path):
     run = made(tmp_path)
     run.close()
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
         import sys
         from pathlib import Path
         from pydantic import BaseModel
@@ -118,7 +128,11 @@ def test_records_survive_a_kill_and_only_the_torn_last_line_is_lost(tmp_path):
             run.append(Line(server="s" * 2000, n=n))
             n += 1
             print(n, flush=True)
-        """)], stdout=subprocess.PIPE, text=True)
+        """),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     while int(child.stdout.readline()) < 50:
         pass
     os.kill(child.pid, signal.SIGKILL)

@@ -43,12 +43,38 @@ def marker():
 @pytest.fixture
 def start(tmp_path, marker):
     """Boots the scripted server with these options; `more` goes to boot."""
+
     def begin(*options, **more):
         def command(port, api_key):
-            return Command([sys.executable, "-I", "-S", str(FAKE), "--marker", marker, "--port", str(port),
-                            "--key", api_key, *options], {"PATH": os.environ["PATH"]})
-        return boot(**{"command": command, "folder": tmp_path, "number": 1, "ready": READY, "timeout_s": 20,
-                       "grace_s": 0.5, **more})
+            return Command(
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(FAKE),
+                    "--marker",
+                    marker,
+                    "--port",
+                    str(port),
+                    "--key",
+                    api_key,
+                    *options,
+                ],
+                {"PATH": os.environ["PATH"]},
+            )
+
+        return boot(
+            **{
+                "command": command,
+                "folder": tmp_path,
+                "number": 1,
+                "ready": READY,
+                "timeout_s": 20,
+                "grace_s": 0.5,
+                **more,
+            }
+        )
+
     return begin
 
 
@@ -139,9 +165,9 @@ def test_a_completion_that_never_comes_back_is_never_ready(start, marker):
     assert not alive(marker)
 
 
-@pytest.mark.parametrize(("options", "seen"), [
-    (["--health", "503"], "/health answers 503"), (["--loading"], "/v1/models answers 503"),
-])
+@pytest.mark.parametrize(
+    ("options", "seen"), [(["--health", "503"], "/health answers 503"), (["--loading"], "/v1/models answers 503")]
+)
 def test_a_server_that_loads_for_ever_says_what_was_waited_for(start, options, seen):
     error = failure(start("--say", "loading tensors", *options, timeout_s=1.5))
     assert error.reason == "never_ready" and seen in str(error) and error.log_tail == ["loading tensors"]
@@ -197,7 +223,7 @@ def test_a_port_taken_meanwhile_is_tried_again_once_on_another(tmp_path, marker,
 
     def command(port, api_key):
         ports.append(port)
-        if len(ports) <= times:                      # another program binds it just now
+        if len(ports) <= times:  # another program binds it just now
             holders.append(socket.create_server(("127.0.0.1", port)))
         return Command([sys.executable, "-I", "-S", str(FAKE), "--marker", marker, "--port", str(port)], {})
 
@@ -256,8 +282,10 @@ def test_an_error_inside_leaves_nothing(start, marker):
 
 
 def test_a_sampler_lives_as_long_as_the_server(start, marker, tmp_path):
-    note = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('told', flush=True)));" \
-           "print('sampling', flush=True); time.sleep(600)"
+    note = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('told', flush=True)));"
+        "print('sampling', flush=True); time.sleep(600)"
+    )
     with start(sampler=[sys.executable, "-c", note, marker]):
         assert soon(lambda: len(alive(marker)) == 2)
         log = tmp_path / "boots" / "1.sampler.log"
@@ -290,9 +318,9 @@ def outcome(folder: Path) -> str:
 @pytest.mark.parametrize("how", ["restart", "interrupt", "shutdown", "shut down now", "kill"])
 def test_whatever_is_done_to_a_kernel_no_server_is_left(tmp_path, marker, how):
     (tmp_path / "status.json").write_text(json.dumps({"outcome": "running", "stage": "measure"}))
-    sockets = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")       # their paths have to be short
+    sockets = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")  # their paths have to be short
     manager = KernelManager(transport="ipc", ip=f"{sockets}/s", connection_file=f"{sockets}/kernel.json")
-    manager._kernel_spec = KernelSpec(**get_kernel_dict())           # this interpreter, whatever is installed
+    manager._kernel_spec = KernelSpec(**get_kernel_dict())  # this interpreter, whatever is installed
     manager.start_kernel()
     client = manager.client()
     client.start_channels()
@@ -300,9 +328,13 @@ def test_whatever_is_done_to_a_kernel_no_server_is_left(tmp_path, marker, how):
         client.wait_for_ready(timeout=60)
         client.execute(HOLDS.format(folder=str(tmp_path), fake=str(FAKE), marker=marker))
         assert soon((tmp_path / "up").exists) and soon(lambda: len(alive(marker)) == 4)
-        {"restart": manager.restart_kernel, "interrupt": manager.interrupt_kernel,
-         "shutdown": manager.shutdown_kernel, "shut down now": lambda: manager.shutdown_kernel(now=True),
-         "kill": lambda: os.kill(manager.provisioner.pid, signal.SIGKILL)}[how]()
+        {
+            "restart": manager.restart_kernel,
+            "interrupt": manager.interrupt_kernel,
+            "shutdown": manager.shutdown_kernel,
+            "shut down now": lambda: manager.shutdown_kernel(now=True),
+            "kill": lambda: os.kill(manager.provisioner.pid, signal.SIGKILL),
+        }[how]()
         assert gone(marker)
         if how in ("restart", "interrupt"):
             assert manager.is_alive()

@@ -78,8 +78,7 @@ def test_a_usage_of_zero_beside_text_is_no_count(server):
 def test_a_usage_that_falls_or_skips_text_is_not_taken_event_by_event(server):
     falling = [delta(usage={"completion_tokens": n}) for n in (1, 5, 3)]
     record = put(
-        server,
-        raw=[*falling, delta("", "stop"), data({"choices": [], "usage": {"completion_tokens": 9}}), END],
+        server, raw=[*falling, delta("", "stop"), data({"choices": [], "usage": {"completion_tokens": 9}}), END]
     )
     assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
     skipping = [delta(), delta(usage={"completion_tokens": 2}), delta("", "stop"), END]
@@ -107,11 +106,7 @@ def test_a_count_that_is_no_count_is_unknown(server, wrong):
             data(
                 {
                     "choices": [],
-                    "usage": {
-                        "completion_tokens": wrong,
-                        "prompt_tokens": wrong,
-                        "prompt_tokens_details": wrong,
-                    },
+                    "usage": {"completion_tokens": wrong, "prompt_tokens": wrong, "prompt_tokens_details": wrong},
                 }
             ),
             END,
@@ -170,10 +165,7 @@ def test_gzip_sent_all_the_same_is_read_and_noted(server, framing):
 def test_an_event_of_several_data_lines_is_one(server):
     record = put(
         server,
-        raw=[
-            'data: {"choices": [{"delta":\ndata: {"content": "ab"},\ndata:"finish_reason":"stop"}]}\n\n',
-            END,
-        ],
+        raw=['data: {"choices": [{"delta":\ndata: {"content": "ab"},\ndata:"finish_reason":"stop"}]}\n\n', END],
     )
     assert (record.status, record.text) == ("ok", "ab")
 
@@ -201,13 +193,9 @@ def test_an_emoji_split_over_two_escapes_is_joined_and_half_of_one_replaced(serv
 
 
 def test_invalid_utf8_is_replaced_and_noted(server):
-    raw = base64.b64encode(
-        b'data: {"choices": [{"delta": {"content": "a\xff"}, "finish_reason": "stop"}]}\n\n'
-    )
+    raw = base64.b64encode(b'data: {"choices": [{"delta": {"content": "a\xff"}, "finish_reason": "stop"}]}\n\n')
     record = put(server, raw=["b64:" + raw.decode(), END])
-    assert (
-        record.status == "ok" and record.text == "a\ufffd" and any("UTF-8" in note for note in record.notes)
-    )
+    assert record.status == "ok" and record.text == "a\ufffd" and any("UTF-8" in note for note in record.notes)
 
 
 @settings(max_examples=300, deadline=None)

@@ -79,26 +79,58 @@ def kill(processes: list[psutil.Process]) -> None:
 class Scene:
     """A parent process, the supervisor below it, and the scripted server with its family."""
 
-    def __init__(self, folder: Path, python: list[str], *options: str, argv: list[str] | None = None,
-                 sampler: bool = False, secret: str = "", forks: bool = False, family: int = 4):
+    def __init__(
+        self,
+        folder: Path,
+        python: list[str],
+        *options: str,
+        argv: list[str] | None = None,
+        sampler: bool = False,
+        secret: str = "",
+        forks: bool = False,
+        family: int = 4,
+    ):
         self.folder, self.marker = folder, f"marker-{uuid.uuid4().hex}"
         self.log, self.exit_file = folder / "1.log", folder / "1.exit.json"
         self.status = folder / "status.json"
         self.status.write_text(json.dumps({"outcome": "running", "stage": "measure", "kept": 1}))
         here = {"env": {"PATH": os.environ["PATH"]}, "cwd": str(folder)}
         fake = shutil.copy(FAKE, folder)
-        spec = {"grace_s": 0.5, "exit_file": str(self.exit_file), "status_file": str(self.status),
-                "secret": "<secret>" if secret else None,
-                "server": {**here, "log": str(self.log), "argv": argv or [
-                    python[-1], "-I", "-S", str(fake), "--marker", self.marker, *options]},
-                "sampler": {**here, "log": str(folder / "1.sampler.log"), "argv": [
-                    python[-1], "-I", "-S", str(fake), "--marker", self.marker]} if sampler else None}
+        spec = {
+            "grace_s": 0.5,
+            "exit_file": str(self.exit_file),
+            "status_file": str(self.status),
+            "secret": "<secret>" if secret else None,
+            "server": {
+                **here,
+                "log": str(self.log),
+                "argv": argv or [python[-1], "-I", "-S", str(fake), "--marker", self.marker, *options],
+            },
+            "sampler": {
+                **here,
+                "log": str(folder / "1.sampler.log"),
+                "argv": [python[-1], "-I", "-S", str(fake), "--marker", self.marker],
+            }
+            if sampler
+            else None,
+        }
         (folder / "1.spec.json").write_text(json.dumps(spec))
         for path in (folder, *folder.iterdir()):
             path.chmod(0o777)
         self.parent = subprocess.Popen(
-            [*python, "-c", PARENT, shutil.copy(supervisor.__file__, folder), str(folder / "1.spec.json"),
-             secret, "forks" if forks else ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            [
+                *python,
+                "-c",
+                PARENT,
+                shutil.copy(supervisor.__file__, folder),
+                str(folder / "1.spec.json"),
+                secret,
+                "forks" if forks else "",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.guard = int(self.parent.stdout.readline())
         self.said = json.loads(self.parent.stdout.readline())
         assert soon(lambda: len(alive(self.marker)) == family + sampler), [p.info for p in alive(self.marker)]
@@ -154,7 +186,7 @@ def scene(python):
     scenes, folders = [], []
 
     def make(*options, **more):
-        folders.append(Path(tempfile.mkdtemp(prefix="llmrepro-")))       # pytest's own is closed to others
+        folders.append(Path(tempfile.mkdtemp(prefix="llmrepro-")))  # pytest's own is closed to others
         scenes.append(Scene(folders[-1], python, *options, **more))
         return scenes[-1]
 
@@ -260,9 +292,11 @@ class TestAsOneself:
         assert int(Path(f"/proc/{it.said['pid']}/oom_score_adj").read_text()) >= 500
 
     def test_a_supervisor_whose_parent_is_gone_starts_nothing(self, tmp_path):
-        spec = {"parent_pid": os.getppid(), "secret": None,
-                "server": {"argv": ["touch", str(tmp_path / "no")]}}
+        spec = {"parent_pid": os.getppid(), "secret": None, "server": {"argv": ["touch", str(tmp_path / "no")]}}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
-        done = subprocess.run([sys.executable, "-I", supervisor.__file__, str(tmp_path / "spec.json")],
-                              stdin=subprocess.DEVNULL, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-I", supervisor.__file__, str(tmp_path / "spec.json")],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
         assert done.returncode == 1 and not done.stdout and not (tmp_path / "no").exists()

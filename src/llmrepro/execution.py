@@ -28,13 +28,13 @@ from papermill.exceptions import PapermillExecutionError
 
 from llmrepro import terms
 
-OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, DEADLINE = 0, 2, 3, 4, 124       # and 128 + the signal's number
-PATIENCE_S = 60.0              # from the interrupt to the kill: stopping a server in order takes its grace
+OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, DEADLINE = 0, 2, 3, 4, 124  # and 128 + the signal's number
+PATIENCE_S = 60.0  # from the interrupt to the kill: stopping a server in order takes its grace
 TICK_S = 0.1
 KERNEL_START_S = 120
-IOPUB_TIMEOUT_S = 60           # papermill's 4 s lose the end of a cell on a loaded machine
-TMPDIR_MAX_BYTES = 75          # a socket's path has 107 bytes at most, and folder and name come behind
-RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?")             # a cell id that nobody chose
+IOPUB_TIMEOUT_S = 60  # papermill's 4 s lose the end of a cell on a loaded machine
+TMPDIR_MAX_BYTES = 75  # a socket's path has 107 bytes at most, and folder and name come behind
+RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?")  # a cell id that nobody chose
 
 
 class _Stopped(Exception):
@@ -48,7 +48,7 @@ class _OwnKernel(AsyncKernelManager):
     with TCP, there is nothing to try again), and no port is open to other users.
     """
 
-    conductor: "_Conductor"                          # both set by the subclass that one execution makes
+    conductor: "_Conductor"  # both set by the subclass that one execution makes
     folder: Path
 
     def __init__(self, **kw):
@@ -88,9 +88,9 @@ class _Conductor(threading.Thread):
     def __init__(self, deadline_s: float | None):
         super().__init__(daemon=True)
         self.end = None if deadline_s is None else time.monotonic() + deadline_s
-        self.code: int | None = None                 # the exit code once the notebook has been told to stop
+        self.code: int | None = None  # the exit code once the notebook has been told to stop
         self.kill = False
-        self.cell: NotebookNode | None = None        # the one that papermill asked the kernel to run
+        self.cell: NotebookNode | None = None  # the one that papermill asked the kernel to run
         self.name = ""
         self.kernels: list[_OwnKernel] = []
         self.done = threading.Event()
@@ -114,14 +114,14 @@ class _Conductor(threading.Thread):
             pid = self.kernels[-1].pid if self.kernels else None
             if self.code is None or pid is None:
                 continue
-            if self.kill or interrupted_at is not None and now > interrupted_at + PATIENCE_S:
+            if self.kill or (interrupted_at is not None and now > interrupted_at + PATIENCE_S):
                 kill_group(pid)
                 return
             # Before the kernel has begun with the cell it would ignore the interrupt.
             if interrupted_at is None and self.busy():
                 interrupted_at = now
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGINT)      # the kernel only: it knows how to end what it started
+                    os.kill(pid, signal.SIGINT)  # the kernel only: it knows how to end what it started
 
 
 class _Echo:
@@ -143,8 +143,14 @@ class _Echo:
         self.flush()
 
 
-def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float | None = None,
-            kernel_name: str = "python3") -> int:
+def execute(
+    notebook: Path,
+    output: Path,
+    parameters: dict,
+    *,
+    deadline_s: float | None = None,
+    kernel_name: str = "python3",
+) -> int:
     """Run `notebook` with `parameters` into `output`; call it in the main thread of its own process.
 
     The kernel is this interpreter; `kernel_name` is only what the output notebook says. Cells' output goes to
@@ -175,10 +181,20 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
         conductor.start()
         try:
             done = papermill.execute_notebook(
-                _literal(notebook), _literal(output), parameters, kernel_name=kernel_name, language="python",
-                progress_bar=False, stdout_file=out, stderr_file=err, start_timeout=KERNEL_START_S,
-                kernel_manager_class=kernel, on_cell_execute=starting, iopub_timeout=IOPUB_TIMEOUT_S)
-            if done.metadata.papermill.exception:    # sys.exit(0) in a cell: papermill sees no error in that
+                _literal(notebook),
+                _literal(output),
+                parameters,
+                kernel_name=kernel_name,
+                language="python",
+                progress_bar=False,
+                stdout_file=out,
+                stderr_file=err,
+                start_timeout=KERNEL_START_S,
+                kernel_manager_class=kernel,
+                on_cell_execute=starting,
+                iopub_timeout=IOPUB_TIMEOUT_S,
+            )
+            if done.metadata.papermill.exception:  # sys.exit(0) in a cell: papermill sees no error in that
                 code, why = CELL_RAISED, f"{conductor.name} left by SystemExit, so no later cell ran"
         except PapermillExecutionError as error:
             code, why = CELL_RAISED, f"{conductor.name} raised {error.ename}: {error.evalue}"
@@ -188,17 +204,22 @@ def execute(notebook: Path, output: Path, parameters: dict, *, deadline_s: float
             pass
         except (DeadKernelError, RuntimeError) as error:
             code = KERNEL_DIED
-            why = (f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} ({error}); the "
-                   "usual cause is memory: see the system's log")
+            why = (
+                f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} ({error}); the "
+                "usual cause is memory: see the system's log"
+            )
         finally:
             conductor.done.set()
             for manager in conductor.kernels:
                 if manager.pid is not None:
-                    kill_group(manager.pid)          # what a dead kernel left in its own group
+                    kill_group(manager.pid)  # what a dead kernel left in its own group
     if conductor.code is not None:
         code = conductor.code
-        why = (f"the notebook's deadline of {deadline_s:g} s has passed" if code == DEADLINE
-               else f"stopped by {signal.Signals(code - 128).name}") + f" in {conductor.name or 'the start'}"
+        why = (
+            f"the notebook's deadline of {deadline_s:g} s has passed"
+            if code == DEADLINE
+            else f"stopped by {signal.Signals(code - 128).name}"
+        ) + f" in {conductor.name or 'the start'}"
     if code != OK:
         repair(output, why)
         err.line(f"{why}. The executed notebook is {output}")
@@ -257,7 +278,7 @@ def _wrong(notebook: Path, parameters: dict) -> str | None:
     try:
         with _quiet():
             known = papermill.inspect_notebook(_literal(notebook))
-    except Exception as error:                       # whatever papermill finds wrong with the file
+    except Exception as error:  # whatever papermill finds wrong with the file
         return f"{notebook} is no notebook ({type(error).__name__}: {error}); give another, or save it again"
     unknown = [name for name in parameters if name not in known]
     if not unknown:
@@ -279,7 +300,7 @@ def kill_group(pid: int) -> None:
 @contextmanager
 def _signals(conductor: _Conductor):
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:            # nohup: the run outlives its terminal
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the run outlives its terminal
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, conductor.on_signal) for number in numbers}
     try:

@@ -3,18 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrepro import conditions, results, verdict
+from llmrepro import results
 from llmrepro.client import Record
 from llmrepro.recipe import Recipe
-from llmrepro.run import (
-    Parameters,
-    boots,
-    load_recipe,
-    read_json,
-    read_lines,
-    sha256_of,
-    status,
-)
+from llmrepro.run import Parameters, boots, load_recipe, read_json, read_lines, sha256_of, status
 
 
 @dataclass(frozen=True)
@@ -39,24 +31,18 @@ class Findings:
     def rows(self, metric: str, **where) -> list[dict]:
         """Rows of result.json of one metric, with these values of server, workload, case or statistic."""
         return [
-            r
-            for r in self.result["metrics"]
-            if r["metric"] == metric and all(r[k] == v for k, v in where.items())
+            r for r in self.result["metrics"] if r["metric"] == metric and all(r[k] == v for k, v in where.items())
         ]
 
 
 def read(path: Path) -> Findings:
     """Everything of a run folder. Raises RunError naming the file that is missing or broken."""
     freeze = path / "engine-freeze.txt"
-    given = read_json(
-        path / "parameters.json"
-    )  # of an older or newer kit: what this one does not know is left
+    given = read_json(path / "parameters.json")  # of an older or newer kit: what this one does not know is left
     return Findings(
         recipe=load_recipe(path),
         status=status(path),
-        parameters=Parameters.model_validate(
-            {n: v for n, v in given.items() if n in Parameters.model_fields}
-        ),
+        parameters=Parameters.model_validate({n: v for n, v in given.items() if n in Parameters.model_fields}),
         machine=_if_there(path / "machine.json"),
         boots=boots(path),
         records=[Record.model_validate(r) for r in read_lines(path / "records.jsonl")],
@@ -76,16 +62,4 @@ def _result(path: Path) -> dict:
     names = [*results.INPUTS, *(f"boots/{n}.json" for n in boots(path))]
     if found and found["inputs"] == {n: sha256_of(path / n) for n in names if (path / n).exists()}:
         return found
-    if (path / "machine.json").exists():
-        return results.compute(path)
-    recipe = load_recipe(path)  # ended before it looked at the machine
-    differing = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, {})
-    return {
-        "recipe": recipe.id,
-        "metrics": [],
-        "requests": {},
-        "flags": [],
-        "inputs": {},
-        "conditions": [c._asdict() for c in differing],
-        "verdicts": [verdict.judge(c, [], differing).model_dump() for c in recipe.claims],
-    }
+    return results.compute(path)

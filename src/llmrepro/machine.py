@@ -20,14 +20,20 @@ def describe(folder: Path) -> dict:
     """Facts about this machine as JSON values; `folder` is where disk space is asked for."""
     memory = psutil.virtual_memory()
     return {
-        "cpu": {"model": _cpu_model(), "architecture": platform.machine(), "physical_cores": physical_cores(),
-                "usable_cpus": usable_cpus(), "l3_mib": _l3_mib()},
+        "cpu": {
+            "model": _cpu_model(),
+            "architecture": platform.machine(),
+            "physical_cores": physical_cores(),
+            "usable_cpus": usable_cpus(),
+            "l3_mib": _l3_mib(),
+        },
         "memory": {"total_gib": round(memory.total / GIB, 2), "available_gib": round(memory.available / GIB, 2)},
         "disk_free_gib": round(shutil.disk_usage(_existing(folder)).free / GIB, 1),
-        "gpus": None,                                # not looked for yet: unknown, not none
+        "gpus": None,  # not looked for yet: unknown, not none
         "os": {"name": _os_name(), "kernel": platform.release(), "hypervisor": _hypervisor()},
         "load_1min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(), "llmrepro": __version__,
+        "python": platform.python_version(),
+        "llmrepro": __version__,
     }
 
 
@@ -68,7 +74,8 @@ def lacks(needs: Needs, facts: dict, folder: Path) -> list[str]:
         found.append(f"needs {needs.disk_gib:g} GiB of free disk; {folder} has {facts['disk_free_gib']:g}")
     if needs.vram_gib or needs.compute_capability:
         wanted = f"a GPU with {needs.vram_gib:g} GiB" + (
-            f" and compute capability {needs.compute_capability}" if needs.compute_capability else "")
+            f" and compute capability {needs.compute_capability}" if needs.compute_capability else ""
+        )
         found.append(f"needs {wanted}; none is known here")
     for command in needs.commands:
         if shutil.which(command) is None:
@@ -90,8 +97,12 @@ class Stopwatch:
         passed = sum(end) - sum(self._start)
         steal = getattr(end, "steal", None)
         share = None if steal is None or passed <= 0 else round((steal - self._start.steal) / passed, 4)
-        return {"load_before": round(self._load, 2), "load_after": round(os.getloadavg()[0], 2),
-                "steal_share": share, "seconds": round(time.perf_counter() - self._at, 3)}
+        return {
+            "load_before": round(self._load, 2),
+            "load_after": round(os.getloadavg()[0], 2),
+            "steal_share": share,
+            "seconds": round(time.perf_counter() - self._at, 3),
+        }
 
 
 def _cpu_model() -> str | None:

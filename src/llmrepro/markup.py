@@ -54,9 +54,7 @@ def table(
     index is in `words` read left to right as text, the others hold numbers. `ids` are the rows' anchors.
     """
     left = {0, *words}
-    columns = [
-        tag("th", cell, scope="col", class_=None if i in left else "number") for i, cell in enumerate(head)
-    ]
+    columns = [tag("th", cell, scope="col", class_=None if i in left else "number") for i, cell in enumerate(head)]
     body = [
         tag(
             "tr",

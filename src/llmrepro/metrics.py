@@ -1,6 +1,7 @@
 """Per-request metric definitions: pure functions from a Record to a number, or None where it cannot be told.
 
-Times are seconds after t_send, rates are tokens per second. A rate that would need a guess is None.
+Times are seconds after t_send, rates are tokens per second. A rate that would need a guess is
+None, and stands as untold on a page.
 `DEFINITIONS` maps metric ids to them, so that old records can be read again under a new definition.
 """
 
@@ -31,7 +32,7 @@ def ttft_s(record: Record) -> float | None:
 
 
 def ttfat_s(record: Record) -> float | None:
-    """Time to the first answer text after reasoning; None where the answer had no reasoning."""
+    """Time to the first answer text after reasoning; untold where the answer had no reasoning."""
     reasoned = False
     for event in record.events:
         kinds = _kinds(event)
@@ -52,17 +53,17 @@ def prompt_tokens(record: Record) -> int | None:
 
 
 def cached_tokens(record: Record) -> int | None:
-    """Prompt tokens taken from the cache; None, never 0, where the server does not tell."""
+    """Prompt tokens taken from the cache; untold, never 0, where the server does not tell."""
     return record.cached_tokens
 
 
 def k0(record: Record) -> int | None:
-    """Output tokens told up to and including the first event with text; None where untold."""
+    """Output tokens told up to and including the first event with text; untold where no count runs along."""
     first = _first_spoken(record)
     if first is None or record.events[first].tokens is None:
         return None
     # Zero beside text is a count that lags behind, so it tells nothing.
-    return sum(event.tokens or 0 for event in record.events[:first + 1]) or None
+    return sum(event.tokens or 0 for event in record.events[: first + 1]) or None
 
 
 def t_first_s(record: Record) -> float | None:
@@ -89,7 +90,7 @@ def t_last_s(record: Record) -> float | None:
 def decode_tps(record: Record) -> float | None:
     """(N - k0) / (t_last - t_first); with k0 unknown (N - 1) in its place, see `decode_tps_bound`.
 
-    None with fewer than two events of tokens, or fewer than 16 tokens after the first event.
+    Untold with fewer than two events of tokens, or fewer than 16 tokens after the first event.
     """
     n, first_s, last_s = record.output_tokens, t_first_s(record), t_last_s(record)
     if n is None or first_s is None or last_s is None or last_s <= first_s:
@@ -101,7 +102,7 @@ def decode_tps(record: Record) -> float | None:
 
 
 def decode_tps_bound(record: Record) -> float | None:
-    """How far above the truth `decode_tps` may be, as a share of it: 0 with k0 known, None without a rate.
+    """How far above the truth `decode_tps` may be, as a share of it: 0 with k0 known, untold without a rate.
 
     With k0 unknown the first event may hold as many tokens as the largest one. That one holds at most
     k_max = N - (events with text) + 1, as every event with text brings a token, and judged by its characters
@@ -114,7 +115,7 @@ def decode_tps_bound(record: Record) -> float | None:
         return 0.0
     chars = [event.chars for event in record.events if _speaks(event)]
     k_max = n - len(chars) + 1
-    if sum(chars):                      # tool calls alone show no characters
+    if sum(chars):  # tool calls alone show no characters
         k_max = min(k_max, math.ceil(n * max(chars) / sum(chars)))
     return max(0, k_max - 1) / (n - 1)
 
@@ -134,7 +135,7 @@ def e2e_tps(record: Record) -> float | None:
 
 
 def prefill_tps(record: Record) -> float | None:
-    """(prompt tokens - cached) / ttft; None under 256 prompt tokens or with an unknown cached share."""
+    """(prompt tokens - cached) / ttft; untold under 256 prompt tokens or with an unknown cached share."""
     n, cached, first_s = record.prompt_tokens, record.cached_tokens, ttft_s(record)
     if n is None or cached is None or not first_s or n < MIN_PREFILL_TOKENS or cached > n:
         return None
@@ -159,7 +160,7 @@ def decode_tps_server(record: Record) -> float | None:
 def prefill_tps_server(record: Record) -> float | None:
     """prompt_n / prompt_ms from the engine's own timings; prompt_n leaves cached tokens out.
 
-    None under 256 prompt tokens, cached ones counted in, as for `prefill_tps`.
+    Untold under 256 prompt tokens, cached ones counted in, as for `prefill_tps`.
     """
     n, ms = _timing(record, "prompt_n"), _timing(record, "prompt_ms")
     if not n or not ms or (record.prompt_tokens or n) < MIN_PREFILL_TOKENS:
@@ -168,7 +169,7 @@ def prefill_tps_server(record: Record) -> float | None:
 
 
 def acceptance(record: Record) -> float | None:
-    """Accepted / drafted tokens of speculation, from llama.cpp's timings; None when nothing was drafted."""
+    """Accepted / drafted tokens of speculation, from llama.cpp's timings; untold when nothing was drafted."""
     drafted, accepted = _timing(record, "draft_n"), _timing(record, "draft_n_accepted")
     return accepted / drafted if drafted and accepted is not None else None
 

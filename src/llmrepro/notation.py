@@ -17,9 +17,7 @@ def number(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return (
-            _rounded(value, DIGITS - 1 - _magnitude(value)) if abs(value) >= 1000 else f"{value:.{DIGITS}g}"
-        )
+        return _rounded(value, DIGITS - 1 - _magnitude(value)) if abs(value) >= 1000 else f"{value:.{DIGITS}g}"
     return str(value)
 
 

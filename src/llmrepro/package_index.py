@@ -59,9 +59,7 @@ def _pip_config_lines() -> list[str]:
         )
         if asked.returncode == 0:
             return asked.stdout.splitlines()
-    names = {
-        name[4:].lower().replace("_", "-"): value for name, value in os.environ.items() if name[:4] == "PIP_"
-    }
+    names = {name[4:].lower().replace("_", "-"): value for name, value in os.environ.items() if name[:4] == "PIP_"}
     return [f":env:.{name}={value!r}" for name, value in names.items()]
 
 

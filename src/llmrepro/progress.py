@@ -46,9 +46,17 @@ class Progress:
 
     def _show(self, last: bool = False) -> None:
         self._shown_at = time.monotonic()
-        line = tqdm.format_meter(round(self.done), round(self.total), self._shown_at - self._start, ncols=100,
-                                 prefix=self.what, postfix=self._note, unit="", bar_format=BAR)
-        with contextlib.suppress(OSError):           # nobody looks any more: the work goes on
+        line = tqdm.format_meter(
+            round(self.done),
+            round(self.total),
+            self._shown_at - self._start,
+            ncols=100,
+            prefix=self.what,
+            postfix=self._note,
+            unit="",
+            bar_format=BAR,
+        )
+        with contextlib.suppress(OSError):  # nobody looks any more: the work goes on
             if self._handle is not None:
                 show = self._handle.update if self._seen else self._handle.display
                 show({"text/plain": line}, raw=True)

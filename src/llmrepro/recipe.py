@@ -20,6 +20,7 @@ def _known(kind: str, names):
         if value not in known:
             raise ValueError(f"no {kind} is called {value!r}; {terms.nearest(value, known)}")
         return value
+
     return AfterValidator(check)
 
 
@@ -32,22 +33,33 @@ def _relative(value: str) -> str:
 def _allowed_argument(value: str) -> str:
     name = value.partition("=")[0]
     if name in KIT_ARGUMENTS:
-        raise ValueError(f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); "
-                         "leave it out")
+        raise ValueError(
+            f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); leave it out"
+        )
     return value
 
 
 KIT_ARGUMENTS = {"--host", "--port", "--api-key", "--api-key-file", "--uds", "-m", "--model"}
-ENVIRONMENT_ALLOWED = re.compile(r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
-                                 r"[A-Z0-9_]+|DO_NOT_TRACK")
-REFUSED_VARIABLES = {"LLAMA_API_KEY", "LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "VLLM_API_KEY", "VLLM_PORT",
-                     "VLLM_HOST_IP"}
+ENVIRONMENT_ALLOWED = re.compile(
+    r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
+    r"[A-Z0-9_]+|DO_NOT_TRACK"
+)
+REFUSED_VARIABLES = {
+    "LLAMA_API_KEY",
+    "LLAMA_ARG_HOST",
+    "LLAMA_ARG_PORT",
+    "VLLM_API_KEY",
+    "VLLM_PORT",
+    "VLLM_HOST_IP",
+}
 
 
 def _allowed_variable(name: str) -> str:
     if name in REFUSED_VARIABLES or not ENVIRONMENT_ALLOWED.fullmatch(name):
-        raise ValueError(f"{name} may not be set by a recipe; only an engine's own variables may, "
-                         "and never its host, port or key")
+        raise ValueError(
+            f"{name} may not be set by a recipe; only an engine's own variables may, "
+            "and never its host, port or key"
+        )
     return name
 
 
@@ -110,8 +122,9 @@ class Install(Part):
         if self.kind == "sdist" and (self.sha256 is None or len(self.pins) != 1):
             raise ValueError("an sdist needs exactly one pin and its sha256")
         for name, value in self.build.items():
-            if not re.fullmatch(r"(GGML|LLAMA|CMAKE|BUILD)_[A-Z0-9_]+", name) \
-                    or not re.fullmatch(r"[A-Za-z0-9._-]+", value):
+            if not re.fullmatch(r"(GGML|LLAMA|CMAKE|BUILD)_[A-Z0-9_]+", name) or not re.fullmatch(
+                r"[A-Za-z0-9._-]+", value
+            ):
                 raise ValueError(f"build variable {name}={value!r} is not of the form GGML_X=ON, plain words only")
         return self
 
@@ -142,9 +155,17 @@ class Weights(Part):
     @model_validator(mode="after")
     def _no_pickle(self):
         for file in self.files:
-            if PurePosixPath(file.path).suffix not in {".gguf", ".safetensors", ".json", ".txt", ".jinja", ".model"}:
-                raise ValueError(f"{file.path}: only GGUF, safetensors and text files are loaded; "
-                                 "a pickle can run code")
+            if PurePosixPath(file.path).suffix not in {
+                ".gguf",
+                ".safetensors",
+                ".json",
+                ".txt",
+                ".jinja",
+                ".model",
+            }:
+                raise ValueError(
+                    f"{file.path}: only GGUF, safetensors and text files are loaded; a pickle can run code"
+                )
         return self
 
 
@@ -172,7 +193,9 @@ class PromptSource(Part):
 
 class Prompt(Part):
     id: Name
-    file: RelativePath | None = Field(None, description="A text file of ours, in the recipe's folder or its model's.")
+    file: RelativePath | None = Field(
+        None, description="A text file of ours, in the recipe's folder or its model's."
+    )
     source: PromptSource | None = None
     sha256: Sha256
     prompt_tokens: int | None = None
@@ -317,15 +340,18 @@ class Recipe(Part):
         for w in self.workloads:
             for name in w.on:
                 if name not in servers:
-                    raise ValueError(f"workload {w.id!r}: no server is called {name!r}; "
-                                     f"{terms.nearest(name, servers)}")
+                    raise ValueError(
+                        f"workload {w.id!r}: no server is called {name!r}; {terms.nearest(name, servers)}"
+                    )
         for c in self.claims:
             if c.server is not None and c.server not in servers:
-                raise ValueError(f"claim {c.id!r}: no server is called {c.server!r}; "
-                                 f"{terms.nearest(c.server, servers)}")
+                raise ValueError(
+                    f"claim {c.id!r}: no server is called {c.server!r}; {terms.nearest(c.server, servers)}"
+                )
             if c.workload is not None and c.workload not in workloads:
-                raise ValueError(f"claim {c.id!r}: no workload is called {c.workload!r}; "
-                                 f"{terms.nearest(c.workload, workloads)}")
+                raise ValueError(
+                    f"claim {c.id!r}: no workload is called {c.workload!r}; {terms.nearest(c.workload, workloads)}"
+                )
             if c.case is not None and (c.workload is None or c.case not in workloads[c.workload].cases):
                 known = workloads[c.workload].cases if c.workload else []
                 raise ValueError(f"claim {c.id!r}: no case is called {c.case!r}; {terms.nearest(c.case, known)}")
@@ -370,7 +396,7 @@ def _keys_at(loc) -> list[str]:
             node = node.get("items", {})
         elif part in node.get("properties", {}):
             node = node["properties"][part]
-        elif "anyOf" in node:                        # loc names the member of a union by its class
+        elif "anyOf" in node:  # loc names the member of a union by its class
             node = next((m for m in node["anyOf"] if m.get("$ref", "").endswith(f"/{part}")), {})
     node = _deref(node, schema)
     for member in node.get("anyOf", []):

@@ -46,17 +46,23 @@ def parameters(values: dict[str, Any]) -> Parameters:
     """Checked parameters. Raises RunError naming the parameter, what it was, and what would do."""
     unknown = sorted(set(values) - set(Parameters.model_fields))
     if unknown:
-        raise RunError(f"no parameter is called {unknown[0]!r}; "
-                       f"{terms.nearest(unknown[0], Parameters.model_fields)}")
+        raise RunError(
+            f"no parameter is called {unknown[0]!r}; {terms.nearest(unknown[0], Parameters.model_fields)}"
+        )
     try:
         return Parameters.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        hint = " (with papermill use -r for text that looks like a number, -y for lists)" \
-            if first["type"] in {"string_type", "list_type", "int_type", "dict_type", "bool_type"} else ""
-        raise RunError(f"parameter {name}: {first['msg']}, found {first['input']!r}{hint}; "
-                       f"it is: {Parameters.model_fields[name].description}") from None
+        hint = (
+            " (with papermill use -r for text that looks like a number, -y for lists)"
+            if first["type"] in {"string_type", "list_type", "int_type", "dict_type", "bool_type"}
+            else ""
+        )
+        raise RunError(
+            f"parameter {name}: {first['msg']}, found {first['input']!r}{hint}; "
+            f"it is: {Parameters.model_fields[name].description}"
+        ) from None
 
 
 def resolved(recipe: Recipe, params: Parameters) -> Recipe:
@@ -65,8 +71,9 @@ def resolved(recipe: Recipe, params: Parameters) -> Recipe:
     for path, value in params.overrides.items():
         _override(data, path.split("."), value, path)
     try:
-        changed = recipes.validated(data, f"{recipe.id} with overrides {', '.join(params.overrides)}"
-                                    if params.overrides else recipe.id)
+        changed = recipes.validated(
+            data, f"{recipe.id} with overrides {', '.join(params.overrides)}" if params.overrides else recipe.id
+        )
     except recipes.RecipeError as error:
         raise RunError(str(error)) from None
     known = [s.id for s in changed.servers]
@@ -75,8 +82,9 @@ def resolved(recipe: Recipe, params: Parameters) -> Recipe:
             raise RunError(f"{recipe.id} has no server {name!r}; {terms.nearest(name, known)}")
     if params.repeats is None:
         return changed
-    return changed.model_copy(update={"workloads": [w.model_copy(update={"repeats": params.repeats})
-                                                    for w in changed.workloads]})
+    return changed.model_copy(
+        update={"workloads": [w.model_copy(update={"repeats": params.repeats}) for w in changed.workloads]}
+    )
 
 
 def _override(node, keys: list[str], value, path: str) -> None:
@@ -88,12 +96,13 @@ def _override(node, keys: list[str], value, path: str) -> None:
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise RunError(f"override {path!r}: nothing lies below {'.'.join(keys[:-1])}; give a path into "
-                       "recipe.json")
+        raise RunError(
+            f"override {path!r}: nothing lies below {'.'.join(keys[:-1])}; give a path into recipe.json"
+        )
 
 
 def _step(node, key: str, path: str):
-    if isinstance(node, list):                       # by position, or by the `id` that an entry carries
+    if isinstance(node, list):  # by position, or by the `id` that an entry carries
         found = [n for i, n in enumerate(node) if str(i) == key or (isinstance(n, dict) and n.get("id") == key)]
         known = [n["id"] if isinstance(n, dict) and "id" in n else str(i) for i, n in enumerate(node)]
         if not found:
@@ -126,8 +135,9 @@ class Run:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise RunError(f"{self.path} is being written by another process; wait for it, or stop it "
-                           "first") from None
+            raise RunError(
+                f"{self.path} is being written by another process; wait for it, or stop it first"
+            ) from None
         self._lock = fd
 
     def close(self) -> None:
@@ -137,7 +147,7 @@ class Run:
             self._lock = -1
 
     def __del__(self):
-        with contextlib.suppress(Exception):         # the interpreter may be half gone
+        with contextlib.suppress(Exception):  # the interpreter may be half gone
             self.close()
 
     # ---- what it was asked -------------------------------------------------------------------------------
@@ -168,14 +178,24 @@ class Run:
         try:
             yield self
         except KeyboardInterrupt:
-            self.set_status("stopped", name, stopped_by="person", reason="interrupted by a person",
-                            next_step=f"go on with resume={str(self.path)!r}")
+            self.set_status(
+                "stopped",
+                name,
+                stopped_by="person",
+                reason="interrupted by a person",
+                next_step=f"go on with resume={str(self.path)!r}",
+            )
             self.close()
             raise
         except BaseException as error:
-            self.set_status("failed", name, reason=str(error) or type(error).__name__,
-                            error=type(error).__name__, log_tail=list(getattr(error, "log_tail", [])),
-                            next_step=getattr(error, "next_step", f"mend this, then resume={str(self.path)!r}"))
+            self.set_status(
+                "failed",
+                name,
+                reason=str(error) or type(error).__name__,
+                error=type(error).__name__,
+                log_tail=list(getattr(error, "log_tail", [])),
+                next_step=getattr(error, "next_step", f"mend this, then resume={str(self.path)!r}"),
+            )
             self.close()
             raise
 
@@ -252,12 +272,16 @@ def _resumed(params: Parameters) -> Run:
     asked = params.model_dump(exclude_defaults=True, exclude={"resume"})
     differs = [n for n, v in asked.items() if getattr(was, n) != v and n not in {"trust", "runs_dir"}]
     if differs:
-        raise RunError(f"resume: {differs[0]} was {getattr(was, differs[0])!r} in {path} and is now "
-                       f"{asked[differs[0]]!r}; leave it as it was, or start a new run")
+        raise RunError(
+            f"resume: {differs[0]} was {getattr(was, differs[0])!r} in {path} and is now "
+            f"{asked[differs[0]]!r}; leave it as it was, or start a new run"
+        )
     committed = resolved(catalog.load(was.recipe), was)
     if committed != load_recipe(path):
-        raise RunError(f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
-                       "cannot be mixed with new ones; start a new run")
+        raise RunError(
+            f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
+            "cannot be mixed with new ones; start a new run"
+        )
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", was.model_copy(update={"trust": True}).model_dump())
@@ -298,8 +322,10 @@ def read_lines(path: Path) -> list[dict]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            raise RunError(f"{path}, line {number}: not a record; the file was changed after it was written. "
-                           "Remove that line if you know why it is broken") from None
+            raise RunError(
+                f"{path}, line {number}: not a record; the file was changed after it was written. "
+                "Remove that line if you know why it is broken"
+            ) from None
     return found
 
 
@@ -307,9 +333,12 @@ def status(path: Path) -> dict:
     """status.json of a run folder, with `running` read as `interrupted` when nobody holds the folder."""
     found = read_json(path / "status.json")
     if found.get("outcome") == "running" and not held(path):
-        return {**found, "outcome": "interrupted",
-                "reason": f"the process that ran it ended during {found.get('stage')} without a word",
-                "next_step": f"go on with resume={str(path)!r}"}
+        return {
+            **found,
+            "outcome": "interrupted",
+            "reason": f"the process that ran it ended during {found.get('stage')} without a word",
+            "next_step": f"go on with resume={str(path)!r}",
+        }
     return found
 
 

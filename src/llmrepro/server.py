@@ -27,17 +27,19 @@ import requests
 from llmrepro import supervisor
 from llmrepro.client import Question, Record, ask
 
-POLL_S = 0.05                  # how finely the start-up times are resolved
-REQUEST_TIMEOUT_S = (0.5, 1.0)           # connect, read: a stuck answer must not hold up the polling
+POLL_S = 0.05  # how finely the start-up times are resolved
+REQUEST_TIMEOUT_S = (0.5, 1.0)  # connect, read: a stuck answer must not hold up the polling
 SUPERVISOR_START_S = 60.0
 TAIL_LINES, TAIL_BYTES = 15, 65536
-KEY = "<api key>"              # stands for the key in every file: the key itself goes through a pipe
+KEY = "<api key>"  # stands for the key in every file: the key itself goes through a pipe
 # What engines write when another program holds the port: errno 98 in its several spellings.
-PORT_TAKEN = re.compile(r"address already in use|address in use|EADDRINUSE|errno[ :=]*98\b|could ?n[o']t bind"
-                        r"|failed to bind|unable to bind|port \d+ is already in use", re.IGNORECASE)
+PORT_TAKEN = re.compile(
+    r"address already in use|address in use|EADDRINUSE|errno[ :=]*98\b|could ?n[o']t bind"
+    r"|failed to bind|unable to bind|port \d+ is already in use",
+    re.IGNORECASE,
+)
 # The sampler is this kit's own; of the user's environment it gets what finding Python and a GPU takes.
-SAMPLER_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH",
-               "CUDA_VISIBLE_DEVICES")
+SAMPLER_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Boot:
     api_key: str = field(repr=False)
     log: Path
     pid: int
-    startup: dict[str, float | None]     # seconds from spawn; None where the server does not offer the path
-    started_ns: int                      # perf_counter_ns at spawn
+    startup: dict[str, float | None]  # seconds from spawn; None where the server does not offer the path
+    started_ns: int  # perf_counter_ns at spawn
     _supervisor: subprocess.Popen = field(repr=False)
 
     def ended(self) -> str | None:
@@ -82,7 +84,7 @@ class Boot:
 
     def last_words(self) -> str | None:
         """How the server ended, without its log; None while it lives."""
-        gone = self._supervisor.poll() is not None       # asked first: it writes the exit file before it ends
+        gone = self._supervisor.poll() is not None  # asked first: it writes the exit file before it ends
         try:
             found = json.loads(exit_file(self.log).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -124,10 +126,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def boot(command: Callable[[int, str], Command], *, folder: Path, number: int, ready: Question,
-         timeout_s: float = 900, grace_s: float = 10, health_path: str = "/health",
-         status_file: Path | None = None, sampler: list[str] | None = None,
-         on_wait: Callable[[float, str], None] | None = None) -> Iterator[Boot]:
+def boot(
+    command: Callable[[int, str], Command],
+    *,
+    folder: Path,
+    number: int,
+    ready: Question,
+    timeout_s: float = 900,
+    grace_s: float = 10,
+    health_path: str = "/health",
+    status_file: Path | None = None,
+    sampler: list[str] | None = None,
+    on_wait: Callable[[float, str], None] | None = None,
+) -> Iterator[Boot]:
     """A server that has answered `ready`, while the context lasts; then it and all below it are ended.
 
     `command(port, api_key)` says how to start it. Writes `folder/boots/<number>.log` and beside it what was
@@ -136,10 +147,13 @@ def boot(command: Callable[[int, str], Command], *, folder: Path, number: int, r
     """
     with ExitStack() as tree:
         for last_try in (False, True):
-            api_key = f"k{secrets.token_urlsafe(24)}"    # one in 64 begins with -, and would be an option
+            api_key = f"k{secrets.token_urlsafe(24)}"  # one in 64 begins with -, and would be an option
             port = free_port()
-            running = tree.enter_context(_leashed(command(port, api_key), port, api_key, folder.resolve(),
-                                                  number, grace_s, status_file, sampler))
+            running = tree.enter_context(
+                _leashed(
+                    command(port, api_key), port, api_key, folder.resolve(), number, grace_s, status_file, sampler
+                )
+            )
             try:
                 _until_ready(running, ready, timeout_s, health_path, on_wait or (lambda _s, _what: None))
                 break
@@ -152,41 +166,72 @@ def boot(command: Callable[[int, str], Command], *, folder: Path, number: int, r
 
 
 @contextmanager
-def _leashed(command: Command, port: int, api_key: str, folder: Path, number: int, grace_s: float,
-             status_file: Path | None, sampler: list[str] | None) -> Iterator[Boot]:
+def _leashed(
+    command: Command,
+    port: int,
+    api_key: str,
+    folder: Path,
+    number: int,
+    grace_s: float,
+    status_file: Path | None,
+    sampler: list[str] | None,
+) -> Iterator[Boot]:
     """The started server, not yet ready. On leaving, the whole tree is ended."""
     boots = folder / "boots"
     boots.mkdir(parents=True, exist_ok=True)
     log, notes = boots / f"{number}.log", boots / f"{number}.supervisor.log"
     for stale in (log, notes, exit_file(log)):
         stale.unlink(missing_ok=True)
-    spec = {"parent_pid": os.getpid(), "grace_s": grace_s, "secret": KEY,
-            "server": _program(command, log, folder), "sampler": None, "exit_file": str(exit_file(log)),
-            "status_file": status_file and str(status_file.resolve())}
+    spec = {
+        "parent_pid": os.getpid(),
+        "grace_s": grace_s,
+        "secret": KEY,
+        "server": _program(command, log, folder),
+        "sampler": None,
+        "exit_file": str(exit_file(log)),
+        "status_file": status_file and str(status_file.resolve()),
+    }
     if sampler is not None:
         env = {name: os.environ[name] for name in SAMPLER_ENV if name in os.environ}
         spec["sampler"] = _program(Command(sampler, env), boots / f"{number}.sampler.log", folder)
     path = boots / f"{number}.spec.json"
     path.write_text(json.dumps(spec, indent=1).replace(api_key, KEY) + "\n", encoding="utf-8")
     with open(notes, "wb") as errors:
-        process = subprocess.Popen([sys.executable, "-I", supervisor.__file__, str(path)], bufsize=0,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-I", supervisor.__file__, str(path)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
     try:
         said = _first_words(process, api_key)
         if "pid" not in said:
             raise _not_started(said, command, log, notes)
-        yield Boot(number=number, url=f"http://127.0.0.1:{port}", api_key=api_key, log=log, pid=said["pid"],
-                   startup=dict.fromkeys(("startup.port_s", "startup.models_s", "startup.health_s",
-                                          "startup.first_completion_s")),
-                   started_ns=said["started_ns"], _supervisor=process)
+        yield Boot(
+            number=number,
+            url=f"http://127.0.0.1:{port}",
+            api_key=api_key,
+            log=log,
+            pid=said["pid"],
+            startup=dict.fromkeys(
+                ("startup.port_s", "startup.models_s", "startup.health_s", "startup.first_completion_s")
+            ),
+            started_ns=said["started_ns"],
+            _supervisor=process,
+        )
     finally:
         _stop(process, grace_s)
 
 
 def _program(command: Command, log: Path, folder: Path) -> dict:
-    return {"argv": list(command.argv), "env": dict(command.env), "cwd": str(command.cwd or folder),
-            "log": str(log)}
+    return {
+        "argv": list(command.argv),
+        "env": dict(command.env),
+        "cwd": str(command.cwd or folder),
+        "log": str(log),
+    }
 
 
 def _first_words(process: subprocess.Popen, api_key: str) -> dict:
@@ -207,17 +252,36 @@ def _first_words(process: subprocess.Popen, api_key: str) -> dict:
 def _not_started(said: dict, command: Command, log: Path, notes: Path) -> ServerFailure:
     program = command.argv[0]
     if "failed" not in said:
-        return ServerFailure("supervisor", "The supervisor did not start the server.",
-                             "mend what the lines above name, then run again", notes, log_tail(notes))
+        return ServerFailure(
+            "supervisor",
+            "The supervisor did not start the server.",
+            "mend what the lines above name, then run again",
+            notes,
+            log_tail(notes),
+        )
     if said["errno"] == errno.ENOENT:
-        return ServerFailure("binary_missing", f"The server's program is not there: {said['failed']}.",
-                             "remove the engine's environment and prepare it again", log, log_tail(log))
+        return ServerFailure(
+            "binary_missing",
+            f"The server's program is not there: {said['failed']}.",
+            "remove the engine's environment and prepare it again",
+            log,
+            log_tail(log),
+        )
     if said["errno"] == errno.EACCES:
-        return ServerFailure("permission_denied", f"The server's program may not be run: {said['failed']}.",
-                             f"make it executable (chmod +x {program}), and check that its disk is not "
-                             "mounted noexec", log, log_tail(log))
-    return ServerFailure("not_started", f"The system refused to start {program}: {said['failed']}.",
-                         "check that it was built for this machine, and prepare it again", log, log_tail(log))
+        return ServerFailure(
+            "permission_denied",
+            f"The server's program may not be run: {said['failed']}.",
+            f"make it executable (chmod +x {program}), and check that its disk is not mounted noexec",
+            log,
+            log_tail(log),
+        )
+    return ServerFailure(
+        "not_started",
+        f"The system refused to start {program}: {said['failed']}.",
+        "check that it was built for this machine, and prepare it again",
+        log,
+        log_tail(log),
+    )
 
 
 def _stop(process: subprocess.Popen, grace_s: float) -> None:
@@ -236,8 +300,12 @@ def _stop(process: subprocess.Popen, grace_s: float) -> None:
     finally:
         process.stdout.close()
     if not over:
-        warnings.warn(f"the supervisor (pid {process.pid}) cannot end the server in {limit_s:g} s: a driver "
-                      "may hold it; look with ps before measuring again", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"the supervisor (pid {process.pid}) cannot end the server in {limit_s:g} s: a driver "
+            "may hold it; look with ps before measuring again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _over(process: subprocess.Popen, within_s: float) -> bool:
@@ -250,14 +318,15 @@ def _over(process: subprocess.Popen, within_s: float) -> bool:
     return False
 
 
-def _until_ready(running: Boot, ready: Question, timeout_s: float, health_path: str,
-                 on_wait: Callable[[float, str], None]) -> None:
+def _until_ready(
+    running: Boot, ready: Question, timeout_s: float, health_path: str, on_wait: Callable[[float, str], None]
+) -> None:
     """Fill `running.startup`; return once `ready` was answered. Raises ServerFailure."""
     port = int(running.url.rpartition(":")[2])
     paths = {"startup.models_s": "/v1/models", "startup.health_s": health_path}
     waiting = f"port {port} is closed"
     with requests.Session() as session:
-        session.trust_env = False                        # a proxy variable must not catch loopback
+        session.trust_env = False  # a proxy variable must not catch loopback
         session.headers["Authorization"] = f"Bearer {running.api_key}"
         while True:
             tick = time.monotonic()
@@ -268,21 +337,26 @@ def _until_ready(running: Boot, ready: Question, timeout_s: float, health_path: 
             if running.startup["startup.port_s"] is not None:
                 for name, path in list(paths.items()):
                     status = _get(session, running.url + path)
-                    if status in (200, 404):             # 404: this server has no such path to wait for
+                    if status in (200, 404):  # 404: this server has no such path to wait for
                         running.startup[name] = _since_spawn(running) if status == 200 else None
                         del paths[name]
                     else:
                         waiting = f"GET {path} answers {status}"
                 if not paths:
                     record = _asked(running, ready, timeout_s, on_wait)
-                    first = next((event for event in record.events
-                                  if {"text", "reasoning"} & set(event.kind.split("+"))), None)
+                    first = next(
+                        (event for event in record.events if {"text", "reasoning"} & set(event.kind.split("+"))),
+                        None,
+                    )
                     if record.status == "ok" and first is not None:
                         break
-                    waiting = ("a completion comes back empty" if record.status == "ok" else
-                               f"a completion ends as {record.status}: {record.error}")
+                    waiting = (
+                        "a completion comes back empty"
+                        if record.status == "ok"
+                        else f"a completion ends as {record.status}: {record.error}"
+                    )
             time.sleep(max(0.005, POLL_S - (time.monotonic() - tick)))
-    _check(running, float("inf"), waiting)               # what answered may be another program's server
+    _check(running, float("inf"), waiting)  # what answered may be another program's server
     running.startup["startup.first_completion_s"] = (record.t_send_ns - running.started_ns) / 1e9 + first.t_s
 
 
@@ -294,22 +368,40 @@ def _check(running: Boot, timeout_s: float, waiting: str) -> None:
         return
     tail = running.tail()
     if last is not None and PORT_TAKEN.search("\n".join(tail)):
-        raise ServerFailure("port_taken", f"Another program has {running.url} and not the server: {last}.",
-                            "run again; if it repeats, see with `ss -ltnp` which program opens so many ports",
-                            running.log, tail)
+        raise ServerFailure(
+            "port_taken",
+            f"Another program has {running.url} and not the server: {last}.",
+            "run again; if it repeats, see with `ss -ltnp` which program opens so many ports",
+            running.log,
+            tail,
+        )
     if last is not None:
-        raise ServerFailure("died", f"After {seconds:.1f} s, before its first completion, {last}.",
-                            "mend what the last lines of its log name, then run again", running.log, tail)
-    raise ServerFailure("never_ready", f"After {timeout_s:g} s the server is alive and not ready: {waiting}.",
-                        "read its log; give it more time, or a smaller context or model", running.log, tail)
+        raise ServerFailure(
+            "died",
+            f"After {seconds:.1f} s, before its first completion, {last}.",
+            "mend what the last lines of its log name, then run again",
+            running.log,
+            tail,
+        )
+    raise ServerFailure(
+        "never_ready",
+        f"After {timeout_s:g} s the server is alive and not ready: {waiting}.",
+        "read its log; give it more time, or a smaller context or model",
+        running.log,
+        tail,
+    )
 
 
 def _asked(running: Boot, ready: Question, timeout_s: float, on_wait: Callable[[float, str], None]) -> Record:
     """The record of `ready`; asked in a thread, so that the server's end is seen meanwhile."""
     answers: list[Record] = []
     left_s = max(1.0, timeout_s - _since_spawn(running))
-    thread = threading.Thread(daemon=True, target=lambda: answers.append(
-        ask(running.url, ready, api_key=running.api_key, timeout_s=left_s, silence_s=left_s)))
+    thread = threading.Thread(
+        daemon=True,
+        target=lambda: answers.append(
+            ask(running.url, ready, api_key=running.api_key, timeout_s=left_s, silence_s=left_s)
+        ),
+    )
     thread.start()
     while thread.is_alive():
         thread.join(0.2)

@@ -12,8 +12,8 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display
 
-from llmrepro import charts as charts_
 from llmrepro import catalog, environment, weights, workloads
+from llmrepro import charts as charts_
 from llmrepro import machine as machine_
 from llmrepro import recipe as recipes
 from llmrepro import report as report_
@@ -41,18 +41,27 @@ def card(run: Run) -> None:
         boots = len({(j.server, j.replicate) for j in jobs})
         pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
         source = recipe.source
-        _table(recipe.title, [
-            ("question", recipe.question),
-            ("published by", source.publication if source else "not published: a recipe of this kit"),
-            ("engine", f"{recipe.engine.name} ({recipe.engine.install.kind}: {pins})"),
-            ("model", f"{recipe.model.repo} {recipe.model.revision}, {recipe.model.format}, "
-                      f"{sum(f.bytes for f in recipe.model.files) / 1e6:.0f} MB"),
-            ("plan", f"{boots} boot{'s' * (boots > 1)}, {len(jobs)} requests to go; about "
-                     f"{workloads.estimate_s(recipe, jobs):.0f} s on two slow cores, after installing"),
-            ("cost", f"about {recipe.needs.minutes:g} minutes in all, {recipe.needs.disk_gib:g} GiB of disk"),
-            ("mode, profile", f"{params.mode}, {params.profile}"),
-            ("run folder", str(run.path)),
-        ])
+        _table(
+            recipe.title,
+            [
+                ("question", recipe.question),
+                ("published by", source.publication if source else "not published: a recipe of this kit"),
+                ("engine", f"{recipe.engine.name} ({recipe.engine.install.kind}: {pins})"),
+                (
+                    "model",
+                    f"{recipe.model.repo} {recipe.model.revision}, {recipe.model.format}, "
+                    f"{sum(f.bytes for f in recipe.model.files) / 1e6:.0f} MB",
+                ),
+                (
+                    "plan",
+                    f"{boots} boot{'s' * (boots > 1)}, {len(jobs)} requests to go; about "
+                    f"{workloads.estimate_s(recipe, jobs):.0f} s on two slow cores, after installing",
+                ),
+                ("cost", f"about {recipe.needs.minutes:g} minutes in all, {recipe.needs.disk_gib:g} GiB of disk"),
+                ("mode, profile", f"{params.mode}, {params.profile}"),
+                ("run folder", str(run.path)),
+            ],
+        )
 
 
 def machine(run: Run) -> None:
@@ -61,14 +70,20 @@ def machine(run: Run) -> None:
         facts = machine_.describe(machine_.cache_dir())
         run.write_json("machine.json", facts)
         lacking = lacks(run)
-        _table("This machine", [
-            ("processor", f"{facts['cpu']['model']} · {facts['cpu']['physical_cores']} cores, "
-                          f"{machine_.threads()} for the engine"),
-            ("memory", f"{facts['memory']['available_gib']:g} of {facts['memory']['total_gib']:g} GiB free"),
-            ("disk", f"{facts['disk_free_gib']:g} GiB free"),
-            ("system", f"{facts['os']['name']}, load {facts['load_1min']:g}"),
-            ("this recipe", "; ".join(lacking) or "can run here"),
-        ])
+        _table(
+            "This machine",
+            [
+                (
+                    "processor",
+                    f"{facts['cpu']['model']} · {facts['cpu']['physical_cores']} cores, "
+                    f"{machine_.threads()} for the engine",
+                ),
+                ("memory", f"{facts['memory']['available_gib']:g} of {facts['memory']['total_gib']:g} GiB free"),
+                ("disk", f"{facts['disk_free_gib']:g} GiB free"),
+                ("system", f"{facts['os']['name']}, load {facts['load_1min']:g}"),
+                ("this recipe", "; ".join(lacking) or "can run here"),
+            ],
+        )
 
 
 def lacks(run: Run) -> list[str]:
@@ -85,8 +100,9 @@ def prepare(run: Run) -> None:
         recipe, params = run.recipe, run.parameters
         missing = lacks(run)
         if missing and params.mode == "live":
-            raise RunError(f"mode is live, and this machine {'; '.join(missing)}; take mode='auto' to see "
-                           "what is published")
+            raise RunError(
+                f"mode is live, and this machine {'; '.join(missing)}; take mode='auto' to see what is published"
+            )
         if missing:
             return
         folder = catalog.path_of(params.recipe).parent
@@ -95,14 +111,21 @@ def prepare(run: Run) -> None:
         run.write_text("engine-freeze.txt", env.freeze)
         path = weights.fetch(recipe.model, params.weights_path)
         run.write_json("weights.json", {"path": machine_.shortened(path), "facts": weights.facts(path)})
-        run.write_json("environment.json", {"path": machine_.shortened(env.path), "key": env.key,
-                                            "seconds": env.seconds})
-        _table("Ready", [
-            ("environment", f"{env.key}, " + (f"built in {env.seconds:g} s" if env.seconds else "reused")),
-            ("installed", ", ".join(env.freeze.split("\n")).strip(", ")),
-            ("weights", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB, sha256 "
-                        f"{runs.read_json(run.path / 'weights.json')['facts']['model.sha256'][:16]}…"),
-        ])
+        run.write_json(
+            "environment.json", {"path": machine_.shortened(env.path), "key": env.key, "seconds": env.seconds}
+        )
+        _table(
+            "Ready",
+            [
+                ("environment", f"{env.key}, " + (f"built in {env.seconds:g} s" if env.seconds else "reused")),
+                ("installed", ", ".join(env.freeze.split("\n")).strip(", ")),
+                (
+                    "weights",
+                    f"{path.name}, {path.stat().st_size / 1e6:.0f} MB, sha256 "
+                    f"{runs.read_json(run.path / 'weights.json')['facts']['model.sha256'][:16]}…",
+                ),
+            ],
+        )
 
 
 def measure(run: Run) -> None:
@@ -110,8 +133,10 @@ def measure(run: Run) -> None:
     with run.stage("measure"):
         if lacks(run):
             return
-        where = [machine_.expanded(runs.read_json(run.path / name)["path"])
-                 for name in ("environment.json", "weights.json")]
+        where = [
+            machine_.expanded(runs.read_json(run.path / name)["path"])
+            for name in ("environment.json", "weights.json")
+        ]
         workloads.measure(run, *where)
 
 
@@ -120,8 +145,9 @@ def results(run: Run) -> None:
     with run.stage("results"):
         result = results_.compute(run.path)
         run.write_json("result.json", result)
-        _table("Verdicts", [(v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}")
-                            for v in result["verdicts"]])
+        _table(
+            "Verdicts", [(v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in result["verdicts"]]
+        )
 
 
 def charts(run: Run) -> None:
@@ -135,8 +161,9 @@ def report(run: Run) -> None:
     """report.html, and the run's end: completed, or lacking with what is missing."""
     with run.stage("report"):
         missing = lacks(run)
-        run.set_status("lacking" if missing else "completed", "report",
-                       **({"reason": "; ".join(missing)} if missing else {}))
+        run.set_status(
+            "lacking" if missing else "completed", "report", **({"reason": "; ".join(missing)} if missing else {})
+        )
         path = report_.write(run.path)
     run.close()
     _table("Report", [("open", str(path))])
@@ -146,10 +173,12 @@ def _trusted(recipe: recipes.Recipe, params: Parameters, folder: Path) -> None:
     if folder.is_relative_to(catalog.home()) or params.trust:
         return
     install = recipe.engine.install
+    pins = ", ".join(f"{n} {v}" for n, v in install.pins.items())
     raise RunError(
         f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: "
-        f"{', '.join(f'{n} {v}' for n, v in install.pins.items())} ({install.kind}), hashes in {folder}/engine.lock; "
-        f"weights {recipe.model.repo} {recipe.model.revision}. Read these, then give trust=True")
+        f"{pins} ({install.kind}), hashes in {folder}/engine.lock; weights {recipe.model.repo} "
+        f"{recipe.model.revision}. Read these, then give trust=True"
+    )
 
 
 def _assigned_in_parameter_cells() -> set[str]:
@@ -171,9 +200,18 @@ def _is_parameters(source: str) -> bool:
 
 def _table(title: str, rows: list[tuple[str, str]]) -> None:
     """Show label and value pairs; everything is escaped, for a recipe's text runs nowhere."""
-    body = "".join(f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{html.escape(k)}</th>"
-                   f"<td style='text-align:left'>{html.escape(v)}</td></tr>" for k, v in rows)
+    body = "".join(
+        f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{html.escape(k)}</th>"
+        f"<td style='text-align:left'>{html.escape(v)}</td></tr>"
+        for k, v in rows
+    )
     width = max((len(k) for k, _ in rows), default=0)
     plain = "\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in rows)])
-    display({"text/html": f"<table><caption style='text-align:left;font-weight:bold'>{html.escape(title)}"
-                          f"</caption><tbody>{body}</tbody></table>", "text/plain": plain}, raw=True)
+    display(
+        {
+            "text/html": f"<table><caption style='text-align:left;font-weight:bold'>{html.escape(title)}"
+            f"</caption><tbody>{body}</tbody></table>",
+            "text/plain": plain,
+        },
+        raw=True,
+    )

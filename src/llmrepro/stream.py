@@ -17,8 +17,11 @@ DONE = b"[DONE]"
 LARGEST_COUNT = 2**53
 SPOKEN = {"text", "reasoning", "tool"}
 
-OVERFLOW = re.compile(r"exceed_context_size|context_length_exceeded|context (length|size|window)"
-                      r"|max(imum)?[ _]model[ _]len|prompt (is )?too long", re.IGNORECASE)
+OVERFLOW = re.compile(
+    r"exceed_context_size|context_length_exceeded|context (length|size|window)"
+    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long",
+    re.IGNORECASE,
+)
 MEMORY = re.compile(r"out of memory|OutOfMemory|bad_alloc", re.IGNORECASE)
 DEAD = re.compile(r"EngineDead|EngineCore encountered", re.IGNORECASE)
 
@@ -152,8 +155,10 @@ def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
         event = error
     if not isinstance(event, dict):
         found = payload[:80].decode("utf-8", "replace")
-        answer.malformed = answer.malformed or (f"event {len(answer.seen) + 1} is no JSON object: {found!r}; "
-                                                "a server log or a proxy between may say why")
+        answer.malformed = answer.malformed or (
+            f"event {len(answer.seen) + 1} is no JSON object: {found!r}; "
+            "a server log or a proxy between may say why"
+        )
         return Seen(t_s, ("error",), 0, None, None, None)
     if event.get("error") or event.get("object") == "error":
         answer.error = answer.error or event
@@ -202,8 +207,14 @@ def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
     if "prompt_progress" in event:
         kinds.pop("role", None)
         kinds["progress"] = None
-    return Seen(t_s, tuple(kinds) or ("empty",), chars, ids,
-                _number(usage, "completion_tokens"), _number(timings, "predicted_n"))
+    return Seen(
+        t_s,
+        tuple(kinds) or ("empty",),
+        chars,
+        ids,
+        _number(usage, "completion_tokens"),
+        _number(timings, "predicted_n"),
+    )
 
 
 def count(answer: Answer) -> Counts:
@@ -214,10 +225,12 @@ def count(answer: Answer) -> Counts:
     seen, usage, timings = answer.seen, answer.usage, answer.timings
     speaks = [not SPOKEN.isdisjoint(s.kinds) for s in seen]
     ids = [s.ids for s in seen]
-    complete_ids = any(speaks) and all(n is not None for n, s in zip(ids, speaks, strict=True) if s) and sum(
-        n or 0 for n in ids) > 0
-    running = (_increments([s.usage_n for s in seen], speaks)
-               or _increments([s.timings_n for s in seen], speaks))
+    complete_ids = (
+        any(speaks)
+        and all(n is not None for n, s in zip(ids, speaks, strict=True) if s)
+        and sum(n or 0 for n in ids) > 0
+    )
+    running = _increments([s.usage_n for s in seen], speaks) or _increments([s.timings_n for s in seen], speaks)
     told: dict[Source, int | None] = {
         "ids": sum(n or 0 for n in ids) if complete_ids else None,
         "usage_delta": sum(n or 0 for n in running) if running else None,
@@ -231,16 +244,26 @@ def count(answer: Answer) -> Counts:
             told[name] = None
     source = next((name for name, n in told.items() if n is not None), None)
     if len({n for n in told.values() if n is not None}) > 1:
-        notes.append("output token counts differ: " + ", ".join(f"{name} {n}" for name, n in told.items()
-                                                                if n is not None) + f"; {source} is used")
+        notes.append(
+            "output token counts differ: "
+            + ", ".join(f"{name} {n}" for name, n in told.items() if n is not None)
+            + f"; {source} is used"
+        )
     if any(n is not None for n in ids) and not complete_ids:
         notes.append("token ids came with some events only: not used")
     by_event: dict[Source | None, Sequence[int | None]] = {"ids": ids, "usage_delta": running or []}
     tokens = by_event.get(source, [None] * len(seen))
     share = max(answer.ids.values()) / answer.ids.total() if complete_ids and answer.ids else None
     prompt, cached = _prompt(usage, timings, notes)
-    return Counts([Event(s.t_s, "+".join(s.kinds), s.chars, n) for s, n in zip(seen, tokens, strict=True)],
-                  told[source] if source else None, source, prompt, cached, share, notes)
+    return Counts(
+        [Event(s.t_s, "+".join(s.kinds), s.chars, n) for s, n in zip(seen, tokens, strict=True)],
+        told[source] if source else None,
+        source,
+        prompt,
+        cached,
+        share,
+        notes,
+    )
 
 
 def _increments(cumulative: Sequence[int | None], speaks: Sequence[bool]) -> list[int | None] | None:
@@ -248,7 +271,7 @@ def _increments(cumulative: Sequence[int | None], speaks: Sequence[bool]) -> lis
     last = max((i for i, spoken in enumerate(speaks) if spoken), default=-1)
     reached, new = 0, []
     for i, (total, spoken) in enumerate(zip(cumulative, speaks, strict=True)):
-        if total is None and spoken or total is not None and total < reached and i <= last:
+        if (total is None and spoken) or (total is not None and total < reached and i <= last):
             return None
         new.append(None if total is None else max(0, total - reached))
         reached = max(reached, total or 0)
@@ -261,8 +284,7 @@ def _prompt(usage: Any, timings: Any, notes: list[str]) -> tuple[int | None, int
     """(prompt tokens, cached tokens). llama.cpp's prompt_n leaves the cached ones out."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     computed, reused = _number(timings, "prompt_n"), _number(timings, "cache_n")
-    totals = [_number(usage, "prompt_tokens"),
-              None if computed is None or reused is None else computed + reused]
+    totals = [_number(usage, "prompt_tokens"), None if computed is None or reused is None else computed + reused]
     cached = [_number(details, "cached_tokens"), _number(usage, "cached_tokens"), reused]
     chosen = []
     for name, values in (("prompt", totals), ("cached", cached)):
@@ -290,8 +312,11 @@ def refusal(http_status: int, body: Any) -> tuple[Status, str, int | None]:
     message = (message or said)[:500]
     if http_status in (200, 400) and OVERFLOW.search(said):
         n = _number(error, "n_prompt_tokens")
-        return "context_overflow", (f"the prompt does not fit the context: {message}; shorten it or serve "
-                                    "with a longer context"), n
+        return (
+            "context_overflow",
+            (f"the prompt does not fit the context: {message}; shorten it or serve with a longer context"),
+            n,
+        )
     if MEMORY.search(said):
         return "oom", f"the server ran out of memory: {message}; serve with a shorter context", None
     if DEAD.search(said):

@@ -29,23 +29,23 @@ import traceback
 from datetime import UTC, datetime
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-REST_S = 2.0            # what is left once the server's main process is gone has this long to end by itself
-STUCK_S = 30.0          # a process in uninterruptible sleep (a driver) cannot be killed: then say so and go
-OOM_SCORE = 500         # of 1000: short of memory, the machine ends the server and not the notebook
+REST_S = 2.0  # what is left once the server's main process is gone has this long to end by itself
+STUCK_S = 30.0  # a process in uninterruptible sleep (a driver) cannot be killed: then say so and go
+OOM_SCORE = 500  # of 1000: short of memory, the machine ends the server and not the notebook
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(spec_path: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)         # Ctrl-C is the parent's to handle: it says `stop`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it says `stop`
     with open(spec_path, encoding="utf-8") as file:
         spec = json.load(file)
     try:
         parent = os.pidfd_open(spec["parent_pid"])
     except ProcessLookupError:
         return 1
-    except OSError:                                      # a sandbox without pidfd: the pipe alone has to do
+    except OSError:  # a sandbox without pidfd: the pipe alone has to do
         parent = None
-    if os.getppid() != spec["parent_pid"]:               # asked after the pidfd, which then is the parent's
+    if os.getppid() != spec["parent_pid"]:  # asked after the pidfd, which then is the parent's
         return 1
     secret = _first_line() if spec.get("secret") else ""
     if spec.get("secret") and not secret:
@@ -61,7 +61,7 @@ def main(spec_path: str) -> int:
                 code = Worker(spec, parent, secret).run()
         except BaseException:
             log(traceback.format_exc())
-        os._exit(code)                                   # the guard's own clean-up is not the worker's
+        os._exit(code)  # the guard's own clean-up is not the worker's
     return _guard(spec, worker, secret)
 
 
@@ -80,8 +80,15 @@ def _guard(spec: dict, worker: int, secret: str) -> int:
     end_tree(_reap, None, spec["grace_s"], lambda: False)
     hide(spec["server"]["log"], secret)
     if not os.path.exists(spec["exit_file"]):
-        write_json(spec["exit_file"], {"code": None, "signal": None, "at": now(),
-                                       "reason": "its supervisor was killed, so the server was ended too"})
+        write_json(
+            spec["exit_file"],
+            {
+                "code": None,
+                "signal": None,
+                "at": now(),
+                "reason": "its supervisor was killed, so the server was ended too",
+            },
+        )
     return 1
 
 
@@ -91,9 +98,9 @@ class Worker:
     def __init__(self, spec: dict, parent: int | None, secret: str):
         self.spec, self.parent, self.secret = spec, parent, secret
         self.signals: list[int] = []
-        self.said = b""                                  # what came on stdin
+        self.said = b""  # what came on stdin
         self.pipe_ended = False
-        self.server: int | None = None                   # its pid while it lives
+        self.server: int | None = None  # its pid while it lives
         self.reason = "it ended by itself"
 
     def run(self) -> int:
@@ -102,7 +109,7 @@ class Worker:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self.signals.append(n))
-        signal.signal(signal.SIGCHLD, lambda _n, _frame: None)          # a handler: it makes the wake-up byte
+        signal.signal(signal.SIGCHLD, lambda _n, _frame: None)  # a handler: it makes the wake-up byte
         self._start_sampler()
         try:
             self.server, started_ns = start(self.spec["server"], self.spec.get("secret"), self.secret)
@@ -133,7 +140,7 @@ class Worker:
         if self.spec["sampler"] is not None:
             try:
                 start(self.spec["sampler"], None, "")
-            except OSError as error:                     # no telemetry is no reason not to measure
+            except OSError as error:  # no telemetry is no reason not to measure
                 log(f"the sampler could not be started: {error}")
 
     def _wait(self, wake: int) -> None:
@@ -173,7 +180,7 @@ class Worker:
         ready = select.select(watched, [], [], 0)[0]
         if 0 in ready:
             self._read_pipe()
-        return self.parent in ready or self.pipe_ended and not self.stopped
+        return self.parent in ready or (self.pipe_ended and not self.stopped)
 
     def _ended(self, pid: int, status: int) -> None:
         if pid == self.server:
@@ -183,19 +190,22 @@ class Worker:
     def _write_exit(self, status: int | None, reason: str) -> None:
         code = None if status is None else os.waitstatus_to_exitcode(status)
         number = -code if code is not None and code < 0 else None
-        write_json(self.spec["exit_file"], {"code": code if number is None else None, "signal": number,
-                                            "at": now(), "reason": reason})
+        write_json(
+            self.spec["exit_file"],
+            {"code": code if number is None else None, "signal": number, "at": now(), "reason": reason},
+        )
 
 
 def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int]:
     """Start one program in a session of its own: (pid, perf_counter_ns just before). Raises OSError."""
+
     def fill(text: str) -> str:
         return text.replace(placeholder, secret) if placeholder else text
 
     worker = os.getpid()
 
-    def below() -> None:                                 # runs between fork and exec
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)          # the last resort: both levels killed at once
+    def below() -> None:  # runs between fork and exec
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the last resort: both levels killed at once
         if os.getppid() != worker:
             os._exit(1)
         with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
@@ -207,11 +217,17 @@ def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int
 
     with open(os.open(program["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         started_ns = time.perf_counter_ns()
-        child = subprocess.Popen([fill(word) for word in program["argv"]], cwd=program["cwd"],
-                                 env={name: fill(value) for name, value in program["env"].items()},
-                                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                 start_new_session=True, preexec_fn=below)
-    child.returncode = 0                                 # _reap waits for it; Popen must not
+        child = subprocess.Popen(
+            [fill(word) for word in program["argv"]],
+            cwd=program["cwd"],
+            env={name: fill(value) for name, value in program["env"].items()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=below,
+        )
+    child.returncode = 0  # _reap waits for it; Popen must not
     return child.pid, started_ns
 
 
@@ -233,7 +249,7 @@ def end_tree(reap, first: int | None, grace_s: float, hurry) -> list[int]:
             time.sleep(0.02)
     end = time.monotonic() + STUCK_S
     while not reap():
-        _send(signal.SIGSTOP, descendants())             # frozen, nothing forks between listing and killing
+        _send(signal.SIGSTOP, descendants())  # frozen, nothing forks between listing and killing
         left = descendants()
         _send(signal.SIGKILL, left)
         if time.monotonic() > end:
@@ -246,7 +262,7 @@ def parent_of(pid: int) -> int | None:
     """The parent's pid, None when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])      # a name may hold blanks and brackets
+            return int(file.read().rpartition(b")")[2].split()[1])  # a name may hold blanks and brackets
     except (OSError, IndexError):
         return None
 
@@ -292,11 +308,18 @@ def interrupt(status_file: str | None, parent_pid: int) -> None:
     except (OSError, ValueError, AttributeError):
         return
     folder = os.path.dirname(os.path.abspath(status_file))
-    write_json(status_file, {**status, "outcome": "interrupted", "at": now(),
-                             "reason": f"the process that measured (pid {parent_pid}) ended during "
-                                       f"{status.get('stage', 'the run')} without a word, so its supervisor "
-                                       "ended the server",
-                             "next_step": f"go on with resume={folder!r}"})
+    write_json(
+        status_file,
+        {
+            **status,
+            "outcome": "interrupted",
+            "at": now(),
+            "reason": f"the process that measured (pid {parent_pid}) ended during "
+            f"{status.get('stage', 'the run')} without a word, so its supervisor "
+            "ended the server",
+            "next_step": f"go on with resume={folder!r}",
+        },
+    )
 
 
 def hide(path: str, secret: str) -> None:
@@ -342,7 +365,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def say(fact: dict) -> None:
-    with contextlib.suppress(OSError):                   # nobody listens any more: the pipe will tell
+    with contextlib.suppress(OSError):  # nobody listens any more: the pipe will tell
         os.write(1, json.dumps(fact).encode() + b"\n")
 
 

@@ -11,8 +11,17 @@ Mode = Literal["auto", "live", "published"]
 Profile = Literal["quick", "full"]
 Evidence = Literal["measured", "community", "stated"]
 WorkloadKind = Literal["chat", "prefill"]
-Status = Literal["ok", "early_stop", "context_overflow", "http_error", "stream_error", "timeout",
-                 "engine_died", "oom", "skipped"]
+Status = Literal[
+    "ok",
+    "early_stop",
+    "context_overflow",
+    "http_error",
+    "stream_error",
+    "timeout",
+    "engine_died",
+    "oom",
+    "skipped",
+]
 
 STAGES = ("card", "machine", "prepare", "measure", "results", "charts", "report")
 
@@ -21,8 +30,8 @@ class Metric(NamedTuple):
     """What a metric id stands for. `of` says what one value of it describes."""
 
     title: str
-    unit: str                                            # "" for a plain number or a word
-    better: Literal["higher", "lower"] | None            # None: neither way is better, it is a fact
+    unit: str  # "" for a plain number or a word
+    better: Literal["higher", "lower"] | None  # None: neither way is better, it is a fact
     of: Literal["weights", "boot", "request", "workload"]
 
 
@@ -43,14 +52,16 @@ METRICS = {
     "ttft_s": Metric("time to the first token (TTFT)", "s", "lower", "request"),
     "ttfat_s": Metric("time to the first answer token after reasoning", "s", "lower", "request"),
     "decode_tps": Metric("decode speed", "tok/s", "higher", "request"),
-    "decode_tps.published_2026_10": Metric("decode speed, (N-1) to the stream's end", "tok/s", "higher",
-                                           "request"),
+    "decode_tps.published_2026_10": Metric(
+        "decode speed, (N-1) to the stream's end", "tok/s", "higher", "request"
+    ),
     "decode_tps.server": Metric("decode speed by the server's own clock", "tok/s", "higher", "request"),
     "e2e_tps": Metric("output tokens per second of the whole request", "tok/s", "higher", "request"),
     "prefill_tps": Metric("prefill speed", "tok/s", "higher", "request"),
     "prefill_tps.server": Metric("prefill speed by the server's own clock", "tok/s", "higher", "request"),
-    "prefill_tps.slope": Metric("prefill speed from the slope of TTFT over lengths", "tok/s", "higher",
-                                "workload"),
+    "prefill_tps.slope": Metric(
+        "prefill speed from the slope of TTFT over lengths", "tok/s", "higher", "workload"
+    ),
     "acceptance": Metric("accepted share of drafted tokens", "", "higher", "request"),
 }
 
@@ -67,8 +78,9 @@ def fixes() -> list[str]:
 
 def _modules(package: str) -> list[str]:
     files = resources.files("llmrepro").joinpath(package).iterdir()
-    return sorted(f.name[:-3].replace("_", "-") for f in files
-                  if f.name.endswith(".py") and not f.name.startswith("_"))
+    return sorted(
+        f.name[:-3].replace("_", "-") for f in files if f.name.endswith(".py") and not f.name.startswith("_")
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

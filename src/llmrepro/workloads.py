@@ -18,8 +18,8 @@ from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
 from llmrepro.run import Parameters, Run, boots, read_json, read_lines
 
-DEATHS = 3                                           # a server is started again after this many deaths, no more
-SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0       # two slow cores, one of them for the engine
+DEATHS = 3  # a server is started again after this many deaths, no more
+SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
 ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and said something definite
 
 
@@ -43,11 +43,16 @@ def plan(recipe: Recipe, params: Parameters) -> list[Job]:
 
     The parameters choose servers and the profile's workloads.
     """
-    return [Job(s.id, replicate, w.id, case, repeat)
-            for s in recipe.servers if params.servers is None or s.id in params.servers
-            for replicate in range(s.boots)
-            for w in recipe.workloads if s.id in w.on and params.profile in w.profiles
-            for repeat in range(w.repeats) for case in w.cases]
+    return [
+        Job(s.id, replicate, w.id, case, repeat)
+        for s in recipe.servers
+        if params.servers is None or s.id in params.servers
+        for replicate in range(s.boots)
+        for w in recipe.workloads
+        if s.id in w.on and params.profile in w.profiles
+        for repeat in range(w.repeats)
+        for case in w.cases
+    ]
 
 
 def estimate_s(recipe: Recipe, jobs: list[Job]) -> float:
@@ -65,9 +70,16 @@ def _cost_s(workload: Workload, case: str) -> float:
 def missing(run: Run) -> list[Job]:
     """The jobs that no record answers yet. Boots that an earlier sitting began are gone on with."""
     replicates = {n: b["replicate"] for n, b in boots(run.path).items()}
-    done = {(r["server"], replicates.get(r["boot"]), r["workload"], r["case"], r["repeat"])
-            for r in read_lines(run.path / "records.jsonl") if not r["warmup"]}
-    return [j for j in plan(run.recipe, run.parameters) if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done]
+    done = {
+        (r["server"], replicates.get(r["boot"]), r["workload"], r["case"], r["repeat"])
+        for r in read_lines(run.path / "records.jsonl")
+        if not r["warmup"]
+    }
+    return [
+        j
+        for j in plan(run.recipe, run.parameters)
+        if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done
+    ]
 
 
 @dataclass(frozen=True)
@@ -93,8 +105,15 @@ def measure(run: Run, environment: Path, weights: Path) -> None:
     jobs = missing(run)
     by_id = {w.id: w for w in recipe.workloads}
     with Progress("measure", sum(_cost_s(by_id[j.workload], j.case) for j in jobs)) as bar:
-        bench = Bench(run, recipe, engines.load(recipe.engine.name), environment, weights,
-                      read_json(run.path / "prompts.json"), bar)
+        bench = Bench(
+            run,
+            recipe,
+            engines.load(recipe.engine.name),
+            environment,
+            weights,
+            read_json(run.path / "prompts.json"),
+            bar,
+        )
         for one in recipe.servers:
             for replicate in range(one.boots):
                 mine = [j for j in jobs if (j.server, j.replicate) == (one.id, replicate)]
@@ -108,13 +127,18 @@ def _replicate(bench: Bench, one: Server, replicate: int, jobs: list[Job]) -> No
             for workload in bench.recipe.workloads:
                 asker.ask_all(workload, [j for j in jobs if j.workload == workload.id])
         killer = asker.killer
-        jobs = [j for j in jobs if j not in asker.asked
-                and (killer is None or (j.workload, j.case) != (killer.workload, killer.case))]
+        jobs = [
+            j
+            for j in jobs
+            if j not in asker.asked and (killer is None or (j.workload, j.case) != (killer.workload, killer.case))
+        ]
         deaths += killer is not None
         if deaths > DEATHS:
-            raise MeasureFailure(f"the server {one.id!r} died {deaths} times, last during {killer.workload} "
-                                 f"{killer.case}; the records until then are kept; its logs are in "
-                                 f"{bench.run.path}/boots/; then resume={str(bench.run.path)!r}")
+            raise MeasureFailure(
+                f"the server {one.id!r} died {deaths} times, last during {killer.workload} "
+                f"{killer.case}; the records until then are kept; its logs are in "
+                f"{bench.run.path}/boots/; then resume={str(bench.run.path)!r}"
+            )
 
 
 class _Asker:
@@ -146,7 +170,7 @@ class _Asker:
 
     def _died(self) -> str | None:
         """Why the server is dead, or None: a server lives when it can still generate."""
-        for _ in range(20):                          # an exit is seen a moment after its last answer
+        for _ in range(20):  # an exit is seen a moment after its last answer
             ended = self.boot.ended()
             if ended is not None:
                 return ended
@@ -161,15 +185,17 @@ class _Asker:
             text = salted(self.bench.texts[workload.text.sha256], int(job.case), salt, self._count)
         else:
             text = self.bench.texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
-        return question(self.bench, workload, text, server=self.one.id, boot=self.boot.number, case=job.case,
-                        repeat=job.repeat)
+        return question(
+            self.bench, workload, text, server=self.one.id, boot=self.boot.number, case=job.case, repeat=job.repeat
+        )
 
     def _count(self, text: str) -> int:
         path, body = self.bench.engine.tokenize(text)
         answer = call(self.boot, path, body)
         if answer is None or "tokens" not in answer:
-            raise MeasureFailure(f"{path} of the server did not count the tokens of a prompt; "
-                                 f"its log {self.boot.log} may say why")
+            raise MeasureFailure(
+                f"{path} of the server did not count the tokens of a prompt; its log {self.boot.log} may say why"
+            )
         return len(answer["tokens"])
 
 
@@ -181,17 +207,33 @@ def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
     told: dict = {"server": one.id, "replicate": replicate, "threads": threads}
 
     def command(port: int, api_key: str) -> server.Command:
-        launch = engine.launch(bench.environment, recipe.engine.install, one, bench.weights, alias=recipe.id,
-                               port=port, api_key=api_key, threads=threads)
-        told.update(command=[machine.shortened(a.replace(api_key, server.KEY)) for a in launch.argv],
-                    adaptations=launch.adaptations)
+        launch = engine.launch(
+            bench.environment,
+            recipe.engine.install,
+            one,
+            bench.weights,
+            alias=recipe.id,
+            port=port,
+            api_key=api_key,
+            threads=threads,
+        )
+        told.update(
+            command=[machine.shortened(a.replace(api_key, server.KEY)) for a in launch.argv],
+            adaptations=launch.adaptations,
+        )
         return server.Command(launch.argv, {**_minimal_environment(), **launch.env})
 
     ready = _warmup(bench, recipe.workloads[0], one.id, number)
     ready = replace(ready, body={**ready.body, "max_tokens": 4})
     watch = machine.Stopwatch()
-    with server.boot(command, folder=run.path, number=number, ready=ready, status_file=run.path / "status.json",
-                     on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}")) as boot:
+    with server.boot(
+        command,
+        folder=run.path,
+        number=number,
+        ready=ready,
+        status_file=run.path / "status.json",
+        on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}"),
+    ) as boot:
         told.update(startup=boot.startup, started_at_ns=boot.started_ns)
         run.write_json(f"boots/{number}.json", told)
         try:
@@ -204,8 +246,15 @@ def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
 
 
 def _warmup(bench: Bench, workload: Workload, server_id: str, boot: int) -> Question:
-    return question(bench, workload, bench.texts[workload.warmup.sha256], server=server_id, boot=boot,
-                    case=workload.warmup.id, warmup=True)
+    return question(
+        bench,
+        workload,
+        bench.texts[workload.warmup.sha256],
+        server=server_id,
+        boot=boot,
+        case=workload.warmup.id,
+        warmup=True,
+    )
 
 
 def _minimal_environment() -> dict[str, str]:
@@ -217,13 +266,21 @@ def _minimal_environment() -> dict[str, str]:
 def question(bench: Bench, workload: Workload, text: str, **labels) -> Question:
     """A workload's request for one prompt text: every sampling field sent, streamed, usage asked for."""
     sampling = {k: v for k, v in workload.sampling.model_dump().items() if v is not None}
-    prompt = {"messages": [{"role": "user", "content": text}]} \
-        if workload.endpoint == "/v1/chat/completions" else {"prompt": text}
+    prompt = (
+        {"messages": [{"role": "user", "content": text}]}
+        if workload.endpoint == "/v1/chat/completions"
+        else {"prompt": text}
+    )
     body = {"model": bench.recipe.id, **prompt, "max_tokens": workload.max_tokens, **sampling}
     if workload.ignore_eos:
         body["ignore_eos"] = True
-    return Question(workload.endpoint, bench.engine.request(body, cache=workload.cache), workload=workload.id,
-                    prompt_sha256=hashlib.sha256(text.encode()).hexdigest(), **labels)
+    return Question(
+        workload.endpoint,
+        bench.engine.request(body, cache=workload.cache),
+        workload=workload.id,
+        prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        **labels,
+    )
 
 
 def salted(text: str, tokens: int, salt: str, count) -> str:
@@ -236,14 +293,14 @@ def salted(text: str, tokens: int, salt: str, count) -> str:
     low, high = 0, len(words)
     if count(head + text) < tokens:
         raise MeasureFailure(f"a prompt of {tokens} tokens is wanted and the text has fewer; give a longer text")
-    while low < high:                                # most words that fit
+    while low < high:  # most words that fit
         middle = (low + high + 1) // 2
         low, high = (middle, high) if count(head + " ".join(words[:middle])) <= tokens else (low, middle - 1)
     prompt = head + " ".join(words[:low])
     for _ in range(tokens):
         if count(prompt) >= tokens:
             break
-        prompt += " a"                               # a token of its own in the vocabularies met so far
+        prompt += " a"  # a token of its own in the vocabularies met so far
     if count(prompt) != tokens:
         raise MeasureFailure(f"no prompt of exactly {tokens} tokens could be cut; choose another length")
     return prompt
@@ -256,11 +313,14 @@ def ask_one(boot: server.Boot, asked: Question, timeout_s: float = 600) -> Recor
 def call(boot: server.Boot, path: str, body: dict | None = None) -> dict | None:
     """A plain request to the server's API: parsed JSON, or None when it gives none."""
     with requests.Session() as session:
-        session.trust_env = False                    # a proxy variable must not catch loopback
+        session.trust_env = False  # a proxy variable must not catch loopback
         session.headers["Authorization"] = f"Bearer {boot.api_key}"
         try:
-            answer = session.get(boot.url + path, timeout=30) if body is None else \
-                session.post(boot.url + path, json=body, timeout=30)
+            answer = (
+                session.get(boot.url + path, timeout=30)
+                if body is None
+                else session.post(boot.url + path, json=body, timeout=30)
+            )
             return answer.json() if answer.ok else None
         except (requests.RequestException, json.JSONDecodeError):
             return None

@@ -12,8 +12,8 @@ class Launch(NamedTuple):
     """How one boot of a server is started."""
 
     argv: list[str]
-    env: dict[str, str]                              # what the engine needs beyond the kit's minimal environment
-    adaptations: list[str]                           # what was translated, a sentence each; [] when nothing was
+    env: dict[str, str]  # what the engine needs beyond the kit's minimal environment
+    adaptations: list[str]  # what was translated, a sentence each; [] when nothing was
 
 
 class Engine(Protocol):
@@ -25,8 +25,18 @@ class Engine(Protocol):
     def programs(self, install: Install) -> list[str]:
         """Files below the environment that must exist once it is complete."""
 
-    def launch(self, environment: Path, install: Install, server: Server, weights: Path, *, alias: str,
-               port: int, api_key: str, threads: int) -> Launch:
+    def launch(
+        self,
+        environment: Path,
+        install: Install,
+        server: Server,
+        weights: Path,
+        *,
+        alias: str,
+        port: int,
+        api_key: str,
+        threads: int,
+    ) -> Launch:
         """The command of one boot. Raises EngineError when an argument cannot be used with this build."""
 
     def request(self, body: dict, *, cache: str) -> dict:

@@ -13,8 +13,14 @@ import sys
 import xllamacpp
 
 FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
-LOAD = {"auto": "AUTO", "none": "NONE", "mmap": "MMAP", "mlock": "MLOCK", "mmap+mlock": "MMAP_MLOCK",
-        "dio": "DIRECT_IO"}
+LOAD = {
+    "auto": "AUTO",
+    "none": "NONE",
+    "mmap": "MMAP",
+    "mlock": "MLOCK",
+    "mmap+mlock": "MMAP_MLOCK",
+    "dio": "DIRECT_IO",
+}
 
 
 def _flash(word):
@@ -68,12 +74,14 @@ SWITCHES = {
 
 
 def parser() -> argparse.ArgumentParser:
-    parsed = argparse.ArgumentParser(prog="llama_cpp_launcher", allow_abbrev=False,
-                                     argument_default=argparse.SUPPRESS)
+    parsed = argparse.ArgumentParser(
+        prog="llama_cpp_launcher", allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
     for names, (attribute, kind) in TABLE.items():
         words = {_flash: FLASH, _load: LOAD}.get(kind)
-        parsed.add_argument(*names, dest=attribute, type=str if words else kind, choices=words,
-                            help=f"sets {attribute}")
+        parsed.add_argument(
+            *names, dest=attribute, type=str if words else kind, choices=words, help=f"sets {attribute}"
+        )
     for names, (attribute, value) in SWITCHES.items():
         parsed.add_argument(*names, dest=attribute, action="store_const", const=value, help=f"sets {attribute}")
     return parsed
@@ -102,12 +110,12 @@ def main() -> None:
     if os.environ.get("LLAMA_API_KEY"):
         params.api_keys = [os.environ.pop("LLAMA_API_KEY")]
     try:
-        server = xllamacpp.Server(params)            # serves from its own threads; returns once loaded
+        server = xllamacpp.Server(params)  # serves from its own threads; returns once loaded
     except RuntimeError as error:
         sys.exit(f"error: {error} (the lines above say which)")
     print(f"launcher: listening on {server.listening_address}", file=sys.stderr, flush=True)
     while True:
-        signal.pause()                               # TERM ends the process, as it does llama-server
+        signal.pause()  # TERM ends the process, as it does llama-server
 
 
 if __name__ == "__main__":

@@ -27,12 +27,27 @@ RENAMED = [
 def build(source: Path, environment: Path, install: Install) -> list[list[str]]:
     """cmake on the sdist's llama.cpp folder: two targets, a bounded number of compilers."""
     bin_ = environment / "bin"
-    settings = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "OFF", "LLAMA_BUILD_TESTS": "OFF",
-                "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_USE_PREBUILT_UI": "OFF",
-                **install.build}
+    settings = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "BUILD_SHARED_LIBS": "OFF",
+        "LLAMA_BUILD_TESTS": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF",
+        "LLAMA_OPENSSL": "OFF",
+        "LLAMA_USE_PREBUILT_UI": "OFF",
+        **install.build,
+    }
     return [
-        [f"{bin_}/cmake", "-S", "llama.cpp", "-B", "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={bin_}/ninja",
-         *(f"-D{name}={value}" for name, value in settings.items())],
+        [
+            f"{bin_}/cmake",
+            "-S",
+            "llama.cpp",
+            "-B",
+            "build",
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={bin_}/ninja",
+            *(f"-D{name}={value}" for name, value in settings.items()),
+        ],
         [f"{bin_}/cmake", "--build", "build", "-j", str(usable_cpus()), "--target", "llama-server", "llama-bench"],
         ["cp", "build/bin/llama-server", "build/bin/llama-bench", str(bin_)],
     ]
@@ -42,14 +57,29 @@ def programs(install: Install) -> list[str]:
     return ["bin/python"] if install.kind == "wheel" else ["bin/llama-server", "bin/llama-bench"]
 
 
-def launch(environment: Path, install: Install, server: Server, weights: Path, *, alias: str, port: int,
-           api_key: str, threads: int) -> Launch:
-    start = [str(environment / "bin/python"), str(LAUNCHER)] if install.kind == "wheel" \
+def launch(
+    environment: Path,
+    install: Install,
+    server: Server,
+    weights: Path,
+    *,
+    alias: str,
+    port: int,
+    api_key: str,
+    threads: int,
+) -> Launch:
+    start = (
+        [str(environment / "bin/python"), str(LAUNCHER)]
+        if install.kind == "wheel"
         else [str(environment / "bin/llama-server")]
+    )
     known = _flags(tuple(start))
     args, adaptations = adapt([a.replace("{threads}", str(threads)) for a in server.args], known)
-    return Launch([*start, "--model", str(weights), "--alias", alias, "--host", "127.0.0.1",
-                   "--port", str(port), *args], {"LLAMA_API_KEY": api_key, **server.env}, adaptations)
+    return Launch(
+        [*start, "--model", str(weights), "--alias", alias, "--host", "127.0.0.1", "--port", str(port), *args],
+        {"LLAMA_API_KEY": api_key, **server.env},
+        adaptations,
+    )
 
 
 def adapt(args: list[str], known: frozenset[str]) -> tuple[list[str], list[str]]:
@@ -64,14 +94,16 @@ def adapt(args: list[str], known: frozenset[str]) -> tuple[list[str], list[str]]
             i += 1
             continue
         for old, new in [*RENAMED, *((new, old) for old, new in RENAMED)]:
-            if tuple(args[i:i + len(old)]) == old and new[0] in known:
+            if tuple(args[i : i + len(old)]) == old and new[0] in known:
                 out += new
                 i += len(old)
                 told.append(f"{' '.join(old)} is {' '.join(new)} in this build")
                 break
         else:
-            raise EngineError(f"this build of llama.cpp has no argument {args[i]!r}; its --help lists what it has. "
-                              "Mend the recipe's server args, or pin a build that has it")
+            raise EngineError(
+                f"this build of llama.cpp has no argument {args[i]!r}; its --help lists what it has. "
+                "Mend the recipe's server args, or pin a build that has it"
+            )
     return out, told
 
 
@@ -82,11 +114,15 @@ def _is_number(word: str) -> bool:
 @lru_cache(maxsize=8)
 def _flags(start: tuple[str, ...]) -> frozenset[str]:
     """The flags that this build's own --help lists."""
-    shown = subprocess.run([*start, "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    shown = subprocess.run(
+        [*start, "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
     flags = frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", shown.stdout))
     if shown.returncode != 0 or "--ctx-size" not in flags:
-        raise EngineError(f"{' '.join(start)} --help ended with {shown.returncode}: "
-                          f"{(shown.stderr or shown.stdout).strip()[-300:]}; remove its environment and run again")
+        raise EngineError(
+            f"{' '.join(start)} --help ended with {shown.returncode}: "
+            f"{(shown.stderr or shown.stdout).strip()[-300:]}; remove its environment and run again"
+        )
     return flags
 
 
@@ -104,17 +140,24 @@ def observe(get, log: str) -> dict:
     kv = _kv(log)
     threads = re.search(r"system_info: n_threads = (\d+)|threadpool init, n_threads = (\d+)", log)
     settings = props.get("default_generation_settings") or {}
-    effective = {"context_tokens": settings.get("n_ctx"), "slots": props.get("total_slots"),
-                 "quantization": props.get("model_ftype"), "build": props.get("build_info"),
-                 "threads": int(threads[1] or threads[2]) if threads else None,
-                 "load_mode": _found(r"load_mode = (\S+?)\)", log),
-                 "kv_dtype": f"{kv['k']}/{kv['v']}" if kv else None}
-    return {"effective": {k: v for k, v in effective.items() if v is not None}, "phases": phases(log),
-            "metrics": {"kv_bytes_per_token": round(kv["mib"] * 2**20 / kv["cells"])} if kv else {}}
+    effective = {
+        "context_tokens": settings.get("n_ctx"),
+        "slots": props.get("total_slots"),
+        "quantization": props.get("model_ftype"),
+        "build": props.get("build_info"),
+        "threads": int(threads[1] or threads[2]) if threads else None,
+        "load_mode": _found(r"load_mode = (\S+?)\)", log),
+        "kv_dtype": f"{kv['k']}/{kv['v']}" if kv else None,
+    }
+    return {
+        "effective": {k: v for k, v in effective.items() if v is not None},
+        "phases": phases(log),
+        "metrics": {"kv_bytes_per_token": round(kv["mib"] * 2**20 / kv["cells"])} if kv else {},
+    }
 
 
 def _kv(log: str) -> dict | None:
-    """The cache as allocated: `llama_kv_cache: size = 180.00 MiB (8192 cells, ...), K (f16): ..., V (f16): ...`."""
+    """The cache as allocated: `llama_kv_cache: size = 180.00 MiB (8192 cells, …), K (f16): …, V (f16): …`."""
     found = re.search(r"llama_kv_cache: size =\s*([\d.]+) MiB \(\s*(\d+) cells.*?K \((\w+)\).*?V \((\w+)\)", log)
     return found and {"mib": float(found[1]), "cells": int(found[2]), "k": found[3], "v": found[4]}
 
@@ -125,9 +168,14 @@ def _found(pattern: str, text: str) -> str | None:
 
 
 # Lines that begin a phase of the start; each phase ends where the next begins.
-_BEGINS = [("read metadata", "loading model '"), ("load tensors", "loading model tensors"),
-           ("allocate KV cache", "constructing llama_context"), ("warm-up run", "warming up the model"),
-           ("set up slots", "initializing, n_slots"), ("", "model loaded")]
+_BEGINS = [
+    ("read metadata", "loading model '"),
+    ("load tensors", "loading model tensors"),
+    ("allocate KV cache", "constructing llama_context"),
+    ("warm-up run", "warming up the model"),
+    ("set up slots", "initializing, n_slots"),
+    ("", "model loaded"),
+]
 
 
 def phases(log: str) -> list[tuple[str, float, float]]:

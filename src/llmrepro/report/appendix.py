@@ -6,14 +6,15 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from llmrepro import __version__, exchanges, intervals, metrics, server, terms
+from llmrepro import __version__, intervals, metrics, server, terms
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, facts, folded, join, table, tag
 from llmrepro.notation import number
 from llmrepro.recipe import Needs
+from llmrepro.report import exchanges
+from llmrepro.report.sections import Section
+from llmrepro.report.values import COLUMNS
 from llmrepro.run import Parameters
-from llmrepro.sections import Section
-from llmrepro.values import COLUMNS
 
 NOT_REPEATED = frozenset({"recipe", "resume", "runs_dir"})  # where a run lies is not what it is
 # What has no definition over one request; the others are told by the docstrings of `metrics`.
@@ -37,15 +38,11 @@ def sections(found: Findings) -> Iterator[Section]:
             "Machine",
             "",
             facts(
-                "The machine of this run, as it was found",
-                [(k, number(v)) for k, v in _machine(found.machine)],
+                "The machine of this run, as it was found", [(k, number(v)) for k, v in _machine(found.machine)]
             ),
         )
     yield Section(
-        "repeat",
-        "Pins, and how to repeat it",
-        "In a checkout of llmrepro, after `make setup`:",
-        _repeat(found),
+        "repeat", "Pins, and how to repeat it", "In a checkout of llmrepro, after `make setup`:", _repeat(found)
     )
     if found.result["metrics"]:
         yield Section("methods", "Methods", "", _methods(found))
@@ -130,10 +127,7 @@ def _repeat(found: Findings) -> Html:
         ("needs", "; ".join(_needs(recipe.needs))),
         ("fixes", ", ".join(engine.fixes) or "none"),
         ("weights", f"{model.repo} {model.revision}, from {model.source}, {model.format}"),
-        *(
-            (f.path, join([f"{f.bytes:,} B, sha256 ", tag("code", f.sha256, class_="long")]))
-            for f in model.files
-        ),
+        *((f.path, join([f"{f.bytes:,} B, sha256 ", tag("code", f.sha256, class_="long")])) for f in model.files),
         ("licence of the weights", model.license or "not stated"),
         (
             "publication",
@@ -217,9 +211,7 @@ def _needs(needs: Needs) -> Iterator[str]:
 
 
 def _link(url: str) -> Html:
-    return (
-        tag("a", url, href=url, rel="noreferrer noopener") if url.startswith("https://") else tag("span", url)
-    )
+    return tag("a", url, href=url, rel="noreferrer noopener") if url.startswith("https://") else tag("span", url)
 
 
 def _methods(found: Findings) -> Html:
@@ -242,11 +234,7 @@ def _methods(found: Findings) -> Html:
         "Failed requests are in the table below and in no mean.",
     ]
     return join(
-        [
-            tag("ul", *(tag("li", r) for r in rules)),
-            tag("h3", "Definitions of what is shown"),
-            tag("dl", *terms_),
-        ]
+        [tag("ul", *(tag("li", r) for r in rules)), tag("h3", "Definitions of what is shown"), tag("dl", *terms_)]
     )
 
 

@@ -29,6 +29,4 @@ def relation(name: str) -> Html:
 
 
 def value(text: str, value: object) -> Html:
-    return (
-        short_hash(value) if is_hash(value) else tag("span", text, class_="whole" if len(text) < 24 else None)
-    )
+    return short_hash(value) if is_hash(value) else tag("span", text, class_="whole" if len(text) < 24 else None)

@@ -7,15 +7,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from llmrepro import intervals, metrics
-from llmrepro.drawings import (
-    Drawing,
-    canvas,
-    handles,
-    legend,
-    look,
-    requests_of,
-    servers_of,
-)
+from llmrepro.charts.drawings import Drawing, canvas, handles, legend, look, requests_of, servers_of
 from llmrepro.findings import Findings
 from llmrepro.notation import measured, number, plural
 from llmrepro.recipe import Workload
@@ -83,15 +75,11 @@ def _means(found: Findings, workload: Workload) -> pd.DataFrame:
 def _frame(rows: list[tuple]) -> pd.DataFrame:
     # Objects, so that whole numbers stay whole beside absent ones.
     return pd.DataFrame(
-        rows,
-        dtype=object,
-        columns=["kind", "server", "case", "boot", "round", "decode_tps", "low", "high", "n"],
+        rows, dtype=object, columns=["kind", "server", "case", "boot", "round", "decode_tps", "low", "high", "n"]
     )
 
 
-def _draw(
-    axes: Axes, samples: pd.DataFrame, means: pd.DataFrame, cases: list[str], place: int, of: int
-) -> None:
+def _draw(axes: Axes, samples: pd.DataFrame, means: pd.DataFrame, cases: list[str], place: int, of: int) -> None:
     """One server: its points round below round in the band of their prompt, so that a drift is seen."""
     middle = {case: n + 0.86 * ((place + 0.5) / of - 0.5) for n, case in enumerate(cases)}
     by_case = samples.groupby("case", sort=False)["case"]
@@ -120,13 +108,7 @@ def _draw(
         ends = [mean["low"], mean["high"]] if mean["low"] is not None else [mean["decode_tps"]] * 2
         axes.plot(ends, [y, y], color=look(place)["color"], linewidth=2.5, solid_capstyle="butt", zorder=3)
         axes.plot(
-            mean["decode_tps"],
-            y,
-            markersize=9,
-            markeredgecolor="white",
-            zorder=4,
-            linestyle="",
-            **look(place),
+            mean["decode_tps"], y, markersize=9, markeredgecolor="white", zorder=4, linestyle="", **look(place)
         )
 
 
@@ -166,9 +148,7 @@ def _caption(found: Findings, workload: Workload, samples: pd.DataFrame, overall
         if overall
         else "",
         "" if nought else "The axis does not start at zero.",
-        f"{plural(failed, 'request')} failed and {'has' if failed == 1 else 'have'} no speed."
-        if failed
-        else "",
+        f"{plural(failed, 'request')} failed and {'has' if failed == 1 else 'have'} no speed." if failed else "",
     ]
     return " ".join(s for s in said if s)
 

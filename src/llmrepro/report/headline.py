@@ -4,18 +4,9 @@ from collections import Counter
 
 from llmrepro import intervals, terms, workloads
 from llmrepro.findings import Findings
-from llmrepro.markup import (
-    Html,
-    code,
-    join,
-    tag,
-)
-from llmrepro.notation import (
-    measured,
-    plural,
-    seconds,
-)
-from llmrepro.words import WORDS
+from llmrepro.markup import Html, code, join, tag
+from llmrepro.notation import measured, plural, seconds
+from llmrepro.report.words import WORDS
 
 OUTCOMES = {
     "running": "The run is still going on: this is what it has so far.",

@@ -7,9 +7,10 @@ from pathlib import Path
 import nbformat
 from nbconvert.exporters import HTMLExporter
 
-from llmrepro import appendix, charts, findings, headline, sections
+from llmrepro import charts, findings
 from llmrepro.markup import Html, join, showable
-from llmrepro.sections import Section
+from llmrepro.report import appendix, headline, sections
+from llmrepro.report.sections import Section
 
 LANGUAGE = "en"
 
@@ -55,7 +56,7 @@ def _shown(body: Html, name: str) -> nbformat.NotebookNode:
 
 def render(page: nbformat.NotebookNode) -> str:
     """The notebook as HTML, by nbconvert and the template of this kit."""
-    with resources.as_file(resources.files("llmrepro") / "templates") as folder:
+    with resources.as_file(resources.files(__name__) / "templates") as folder:
         exporter = HTMLExporter(
             template_name="report",
             extra_template_basedirs=[str(folder)],

@@ -5,7 +5,7 @@ from llmrepro.findings import Findings
 from llmrepro.markup import Html, escaped, facts, folded, join, table, tag
 from llmrepro.notation import NOTHING, measured, number, quantity, seconds
 from llmrepro.recipe import Workload
-from llmrepro.words import value
+from llmrepro.report.words import value
 
 STATISTICS = {
     "mean_of_means": "mean of the prompts' means",
@@ -64,19 +64,14 @@ def measured_values(found: Findings) -> Html:
     for workload in found.recipe.workloads:
         for server in (s.id for s in found.recipe.servers if s.id in workload.on):
             mine = [
-                r
-                for r in rows
-                if (r["workload"], r["server"]) == (workload.id, server) and r["case"] is not None
+                r for r in rows if (r["workload"], r["server"]) == (workload.id, server) and r["case"] is not None
             ]
             if mine:
                 parts.append(_cases(workload, server if several else None, mine))
     told = [
         (
             terms.METRICS[r["metric"]].title + (f" · {r['server']}" if several and r["server"] else ""),
-            value(
-                quantity(r["value"], r["unit"]) if r["value"] is not None else r["note"] or NOTHING,
-                r["value"],
-            ),
+            value(quantity(r["value"], r["unit"]) if r["value"] is not None else r["note"] or NOTHING, r["value"]),
         )
         for r in rows
         if r["workload"] is None and terms.METRICS[r["metric"]].better is None
@@ -88,9 +83,7 @@ def _cases(workload: Workload, server: str | None, rows: list[dict]) -> Html:
     """A row per prompt or length: counts, the client's values and the server's own, how far apart."""
     by = {(r["case"], r["metric"]): r for r in rows}
     shown = [
-        m
-        for m in COLUMNS
-        if any(metric == m for _, metric in by) and (m != "e2e_tps" or workload.kind == "chat")
+        m for m in COLUMNS if any(metric == m for _, metric in by) and (m != "e2e_tps" or workload.kind == "chat")
     ]
     if all((r := by.get((c, "cached_tokens"))) is None or r["value"] is None for c in workload.cases):
         shown = [m for m in shown if m != "cached_tokens"]
@@ -180,8 +173,7 @@ def _boot(n: int, boot: dict) -> Html:
         f"…/{a.rsplit('/', 1)[1]}" if str(a).startswith("/") else str(a) for a in boot.get("command", [])
     )
     phases = [
-        (name, seconds(start), seconds(end), seconds(end - start))
-        for name, start, end in boot.get("phases", [])
+        (name, seconds(start), seconds(end), seconds(end - start)) for name, start, end in boot.get("phases", [])
     ]
     return folded(
         f"Boot {n}: the engine's own phases, settings read back from it, command",

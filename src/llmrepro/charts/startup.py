@@ -7,16 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from llmrepro import terms
-from llmrepro.drawings import (
-    CLIENT,
-    ENGINE,
-    Drawing,
-    canvas,
-    handles,
-    legend,
-    look,
-    servers_of,
-)
+from llmrepro.charts.drawings import CLIENT, ENGINE, Drawing, canvas, handles, legend, look, servers_of
 from llmrepro.findings import Findings
 from llmrepro.markup import showable
 from llmrepro.notation import plural, seconds
@@ -47,10 +38,7 @@ def startup(found: Findings) -> Drawing | None:
     figure, axes = canvas(found, 1.3 + len(lines) * (0.2 + min(0.12 * len(boots), 0.5)))
     height = 0.62 / len(boots)
     for bar in bars:
-        y = (
-            lines.index((bar["clock"], bar["what"]))
-            + (boots.index(bar["boot"]) - (len(boots) - 1) / 2) * height
-        )
+        y = lines.index((bar["clock"], bar["what"])) + (boots.index(bar["boot"]) - (len(boots) - 1) / 2) * height
         _draw(axes, bar, y, height, servers.index(bar["server"]), labelled=len(boots) <= MOST_LABELLED)
     axes.set(
         title=TITLE,
@@ -75,12 +63,7 @@ def startup(found: Findings) -> Drawing | None:
         2,
     )
     return Drawing(
-        "startup",
-        TITLE,
-        _caption(len(boots), phases),
-        _alt(found, bars, several=len(servers) > 1),
-        figure,
-        bars,
+        "startup", TITLE, _caption(len(boots), phases), _alt(found, bars, several=len(servers) > 1), figure, bars
     )
 
 

@@ -16,8 +16,9 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib import font_manager
 
-from llmrepro import decode_chart, findings, startup_chart, ttft_chart
-from llmrepro.drawings import Drawing
+from llmrepro import findings
+from llmrepro.charts import decode, startup, ttft
+from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
 from llmrepro.recipe import Workload
 
@@ -70,9 +71,9 @@ def _drawings(found: Findings) -> list[Drawing]:
     """Every chart that there are data for, in the order in which they are shown."""
     chats = [w for w in found.recipe.workloads if w.kind == "chat"]
     prefills = [w for w in found.recipe.workloads if w.kind == "prefill"]
-    drawn = [decode_chart.decode_per_prompt(found, w, _named(NAMES[0], w, chats)) for w in chats]
-    drawn += [ttft_chart.ttft_by_length(found, w, _named(NAMES[1], w, prefills)) for w in prefills]
-    return [d for d in (*drawn, startup_chart.startup(found)) if d is not None]
+    drawn = [decode.decode_per_prompt(found, w, _named(NAMES[0], w, chats)) for w in chats]
+    drawn += [ttft.ttft_by_length(found, w, _named(NAMES[1], w, prefills)) for w in prefills]
+    return [d for d in (*drawn, startup.startup(found)) if d is not None]
 
 
 def _named(base: str, workload: Workload, of_its_kind: list[Workload]) -> str:

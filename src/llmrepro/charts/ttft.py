@@ -7,15 +7,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from llmrepro import intervals, metrics
-from llmrepro.drawings import (
-    Drawing,
-    canvas,
-    handles,
-    legend,
-    look,
-    requests_of,
-    servers_of,
-)
+from llmrepro.charts.drawings import Drawing, canvas, handles, legend, look, requests_of, servers_of
 from llmrepro.findings import Findings
 from llmrepro.notation import measured, number, plural
 from llmrepro.recipe import Workload
@@ -78,27 +70,14 @@ def _requests(found: Findings, workload: Workload) -> tuple[pd.DataFrame, pd.Dat
         time = metrics.ttft_s(r)
         if r.status not in ANSWERED:
             failures.append(
-                (
-                    "failure",
-                    r.server,
-                    r.boot,
-                    r.case,
-                    r.repeat + 1,
-                    r.prompt_tokens or int(r.case),
-                    None,
-                    r.status,
-                )
+                ("failure", r.server, r.boot, r.case, r.repeat + 1, r.prompt_tokens or int(r.case), None, r.status)
             )
         elif r.prompt_tokens and time is not None:
-            samples.append(
-                ("sample", r.server, r.boot, r.case, r.repeat + 1, r.prompt_tokens, time, r.status)
-            )
+            samples.append(("sample", r.server, r.boot, r.case, r.repeat + 1, r.prompt_tokens, time, r.status))
     return pd.DataFrame(samples, columns=COLUMNS), pd.DataFrame(failures, columns=COLUMNS)
 
 
-def _line(
-    found: Findings, workload: Workload, server: str, points: pd.DataFrame
-) -> tuple[list[dict], str] | None:
+def _line(found: Findings, workload: Workload, server: str, points: pd.DataFrame) -> tuple[list[dict], str] | None:
     """Both ends of the least-squares line and the speed that its slope is; None where the result has none."""
     rows = found.rows("prefill_tps.slope", workload=workload.id, server=server)
     if not rows:
@@ -184,8 +163,7 @@ def _alt(samples: pd.DataFrame, failures: pd.DataFrame, lines: dict, *, several:
         for (server, length), times in samples.groupby(["server", "prompt_tokens"], sort=False)["ttft_s"]
     ]
     told += [
-        f"fitted line{f' of {server}' if several else ''}: prefill {speed}"
-        for server, (_, speed) in lines.items()
+        f"fitted line{f' of {server}' if several else ''}: prefill {speed}" for server, (_, speed) in lines.items()
     ]
     if len(failures):
         told.append(

@@ -8,8 +8,8 @@ from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
 from llmrepro.notation import number, published, quantity
 from llmrepro.recipe import Claim
-from llmrepro.values import measured_values, startup
-from llmrepro.words import RELATIONS, relation, value, word
+from llmrepro.report.values import measured_values, startup
+from llmrepro.report.words import RELATIONS, relation, value, word
 
 EVIDENCE = {
     "measured": "measured by the publication",
