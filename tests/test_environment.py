@@ -162,11 +162,11 @@ def test_two_that_need_one_environment_build_it_once(tmp_path, index):
         from test_environment import engine
         found = environment.prepare(engine(), Path({str(index)!r}), Path({str(tmp_path)!r}) / sys.argv[1],
                                     Path({str(tmp_path / "cache")!r}))
-        print("\\\\n", found.path, found.seconds > 0)
+        print("RESULT", found.path, found.seconds > 0)
         """)
     both = [
         subprocess.Popen([sys.executable, "-c", script, name], stdout=subprocess.PIPE, text=True) for name in "ab"
     ]
-    told = [process.communicate()[0].splitlines()[-1].split() for process in both]
+    told = [process.communicate()[0].splitlines()[-1].split()[1:] for process in both]
     assert told[0][0] == told[1][0]
     assert sorted(built for _, built in told) == ["False", "True"]
