@@ -26,8 +26,10 @@ test: $(VENV)/.ready-to-test
 test-engines: $(VENV)/.ready-to-test
 	$(PYTEST) -m native
 
+# The second builds llama.cpp from source first where it is not cached: about a quarter of an hour on two cores.
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python tests/bench_client.py
+	$(BIN)/python tests/bench_engine.py
 
 schema: setup
 	$(BIN)/llmrepro schema
