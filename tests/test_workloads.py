@@ -100,6 +100,7 @@ def test_every_request_is_recorded_with_exact_counts_and_no_cache(run, prepared)
     start = boot["startup"]
     assert 0 < start["startup.port_s"] <= start["startup.health_s"] <= start["startup.first_completion_s"]
     assert "steal_share" in boot["machine"]
+    assert 0 <= boot["weights_cached_share"] <= 1
 
 
 @pytest.mark.engine

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import requests
 
-from llmrepro import engines, machine, server
+from llmrepro import engines, machine, page_cache, server
 from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
@@ -226,6 +226,7 @@ def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
     ready = _warmup(bench, recipe.workloads[0], one.id, number)
     ready = replace(ready, body={**ready.body, "max_tokens": 4})
     watch = machine.Stopwatch()
+    told["weights_cached_share"] = page_cache.resident_share(bench.weights)
     with server.boot(
         command,
         folder=run.path,

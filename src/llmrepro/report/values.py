@@ -131,23 +131,32 @@ def _cell(row: dict | None) -> Html:
 def startup(found: Findings) -> Html:
     marks = [m for m in terms.METRICS if m.startswith("startup.")]
     rows = [
-        (f"boot {n}", boot.get("server", ""), *(seconds(boot.get("startup", {}).get(m)) for m in marks))
+        (
+            f"boot {n}",
+            boot.get("server", ""),
+            _share(boot.get("weights_cached_share")),
+            *(seconds(boot.get("startup", {}).get(m)) for m in marks),
+        )
         for n, boot in found.boots.items()
     ]
     for server in found.recipe.servers:
         means = {m: r for m in marks for r in found.rows(m, server=server.id) if r["boots"] > 1}
         if means:
-            rows.append(("mean", server.id, *(_cell(means.get(m)) for m in marks)))
+            rows.append(("mean", server.id, "", *(_cell(means.get(m)) for m in marks)))
     parts = [
         table(
             "Seconds from the start of the process, by the client's clock",
-            ["Boot", "Server", *(terms.METRICS[m].title for m in marks)],
+            ["Boot", "Server", "weights in the page cache", *(terms.METRICS[m].title for m in marks)],
             rows,
             words=(1,),
         )
     ]
     parts += [_boot(n, boot) for n, boot in found.boots.items()]
     return join(parts)
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0%}"
 
 
 def _boot(n: int, boot: dict) -> Html:
