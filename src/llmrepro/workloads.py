@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import requests
 
@@ -88,7 +87,7 @@ class Bench:
 
     run: Run
     recipe: Recipe
-    engine: ModuleType
+    engine: engines.Engine
     environment: Path
     weights: Path
     texts: dict[str, str]

@@ -2,7 +2,6 @@
 
 import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple, Protocol
 
 from llmrepro.recipe import Install, Server
@@ -54,6 +53,6 @@ class EngineError(RuntimeError):
     """The engine cannot do what the recipe asks; the text says what and what would."""
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> Engine:
     """The module of an engine by the name recipes use."""
     return importlib.import_module(f"llmrepro.engines.{name.replace('-', '_')}")
