@@ -10,6 +10,7 @@ from IPython.display import DisplayHandle
 from tqdm import tqdm
 
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}"
+WIDEST = 100
 
 
 class Progress:
@@ -27,6 +28,7 @@ class Progress:
         shell = get_ipython()
         self._handle = DisplayHandle() if shell is not None and hasattr(shell, "kernel") else None
         self._terminal = _terminal()
+        self._columns = WIDEST if self._terminal is None else _columns(self._terminal)
 
     def __enter__(self):
         self._show()
@@ -50,7 +52,7 @@ class Progress:
             round(self.done),
             round(self.total),
             self._shown_at - self._start,
-            ncols=100,
+            ncols=self._columns,
             prefix=self.what,
             postfix=self._note,
             unit="",
@@ -66,6 +68,11 @@ class Progress:
             elif self._handle is None and (last or not self._seen):
                 print(line, flush=True)
         self._seen = True
+
+
+def _columns(terminal) -> int:
+    """One less than the terminal has, so that a line never wraps; a terminal that tells none is taken as wide."""
+    return min(WIDEST, (os.get_terminal_size(terminal.fileno()).columns or WIDEST + 1) - 1)
 
 
 def _terminal():
