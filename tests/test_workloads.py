@@ -29,15 +29,12 @@ def run(tmp_path, prepared):
     made.set_status("running", "measure")
     yield made
     made.close()
-    assert not servers(), "a server is left"
+    assert not servers(made), "a server is left"
 
 
-def servers():
-    return [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if p.info["cmdline"] and any("_llama_cpp_launcher" in word for word in p.info["cmdline"])
-    ]
+def servers(run):
+    """The engine's processes of one run: they work in its folder."""
+    return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(run.path)]
 
 
 def measure(run, prepared):
@@ -127,7 +124,7 @@ def test_a_server_that_dies_is_a_row_and_the_rest_goes_on(run, prepared, monkeyp
         append(record)
         seen["records"] += 1
         if seen["records"] == 4:
-            os.kill(servers()[0].pid, signal.SIGKILL)
+            os.kill(servers(run)[0].pid, signal.SIGKILL)
 
     monkeypatch.setattr(run, "append", killing)
     records = measure(run, prepared)
@@ -141,13 +138,31 @@ def test_a_server_that_dies_is_a_row_and_the_rest_goes_on(run, prepared, monkeyp
 
 
 @pytest.mark.engine
+def test_a_server_that_dies_while_a_prompt_is_cut_is_a_row_too(run, prepared, monkeypatch):
+    monkeypatch.setattr(workloads, "DEATHS", 0)
+    count = workloads._Asker._count
+
+    def killing(asker, text):
+        for process in servers(run):
+            process.kill()
+        return count(asker, text)
+
+    monkeypatch.setattr(workloads._Asker, "_count", killing)
+    with pytest.raises(MeasureFailure, match="died 1 time, last during prefill 32"):
+        measure(run, prepared)
+    dead = read(run)[-1]
+    assert (dead.status, dead.workload, dead.case, dead.events) == ("engine_died", "prefill", "32", [])
+    assert "SIGKILL" in dead.error
+
+
+@pytest.mark.engine
 def test_a_server_that_dies_of_everything_ends_the_run_in_a_sentence(run, prepared, monkeypatch):
     append = run.append
 
     def killing(record):
         append(record)
         if record.warmup:
-            os.kill(servers()[0].pid, signal.SIGKILL)
+            os.kill(servers(run)[0].pid, signal.SIGKILL)
 
     monkeypatch.setattr(run, "append", killing)
     with pytest.raises(MeasureFailure, match="died 4 times, last during chat"):
@@ -170,7 +185,7 @@ def test_an_interrupted_run_keeps_its_records_and_resumes_with_what_is_missing(r
         with pytest.raises(KeyboardInterrupt), run.stage("measure"):
             workloads.measure(run, prepared[0].path, prepared[1])
     assert runs.status(run.path)["outcome"] == "stopped"
-    assert not servers()
+    assert not servers(run)
     assert len(read(run)) == 7
     left = workloads.missing(run)
     assert len(left) == 10

@@ -70,6 +70,8 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
     with _locked(place.with_suffix(".lock")) as held:
         found = _complete(place, engine)
         if found is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"environment {key} was there already, complete and unchanged\n", encoding="utf-8")
             return found
         part = place.with_suffix(".part")
         for left_over in (place, part):

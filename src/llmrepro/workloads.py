@@ -15,7 +15,7 @@ from llmrepro import engines, machine, page_cache, server
 from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
-from llmrepro.run import Parameters, Run, boots, read_json, read_lines
+from llmrepro.run import Parameters, Run, boots, now, read_json, read_lines
 
 DEATHS = 3  # a server is started again after this many deaths, no more
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
@@ -134,7 +134,7 @@ def _replicate(bench: Bench, one: Server, replicate: int, jobs: list[Job]) -> No
         deaths += killer is not None
         if deaths > DEATHS:
             raise MeasureFailure(
-                f"the server {one.id!r} died {deaths} times, last during {killer.workload} "
+                f"the server {one.id!r} died {deaths} time{'s' * (deaths > 1)}, last during {killer.workload} "
                 f"{killer.case}; the records until then are kept; its logs are in "
                 f"{bench.run.path}/boots/; then resume={str(bench.run.path)!r}"
             )
@@ -156,7 +156,7 @@ class _Asker:
         self.bench.run.append(ask_one(self.boot, _warmup(self.bench, workload, self.one.id, self.boot.number)))
         for job in jobs:
             bar.to(bar.done, f"{self.one.id} · {workload.id} · {job.case} · round {job.repeat + 1}")
-            record = ask_one(self.boot, self._question(workload, job))
+            record = self._ask(workload, job)
             died = None if record.status in ANSWERED else self._died()
             if died is not None:
                 record = record.model_copy(update={"status": "engine_died", "error": died})
@@ -166,6 +166,28 @@ class _Asker:
             bar.to(bar.done + _cost_s(workload, job.case))
             if died is not None:
                 return
+
+    def _ask(self, workload: Workload, job: Job) -> Record:
+        try:
+            return ask_one(self.boot, self._question(workload, job))
+        except MeasureFailure as failure:  # its prompt could not be cut, since nobody counted its tokens
+            if self._died() is None:
+                raise
+            return Record(
+                server=job.server,
+                boot=self.boot.number,
+                workload=job.workload,
+                case=job.case,
+                repeat=job.repeat,
+                warmup=False,
+                prompt_sha256="",
+                endpoint=workload.endpoint,
+                request={},
+                started_at=now(),
+                t_send_ns=time.perf_counter_ns(),
+                status="engine_died",
+                error=str(failure),
+            )
 
     def _died(self) -> str | None:
         """Why the server is dead, or None: a server lives when it can still generate."""
