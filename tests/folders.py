@@ -137,7 +137,7 @@ def folder(
     """
     given = {"runs_dir": str(tmp_path / "runs"), **(parameters or {})}
     if change is not None:
-        given["recipe"] = str(_changed(tmp_path, change))
+        given |= {"recipe": str(_changed(tmp_path, change)), "trust": True}
     run = runs.create(runs.parameters(given))
     run.write_json("machine.json", MACHINE)
     if records or boots:

@@ -170,3 +170,18 @@ def test_two_that_need_one_environment_build_it_once(tmp_path, index):
     told = [process.communicate()[0].splitlines()[-1].split()[1:] for process in both]
     assert told[0][0] == told[1][0]
     assert sorted(built for _, built in told) == ["False", "True"]
+
+
+def test_a_check_that_cannot_be_made_destroys_nothing(tmp_path, index, monkeypatch):
+    """An unwritable uv cache once made a good environment look changed, and it was removed."""
+    first = prepare(tmp_path, index)
+    monkeypatch.delenv("UV_NO_CACHE")
+    monkeypatch.setenv("UV_CACHE_DIR", "/proc/nowhere")
+    with pytest.raises(EnvironmentFailure, match="could not be checked"):
+        prepare(tmp_path, index)
+    assert (first.path / ".complete").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, index):
+    with pytest.raises(EnvironmentFailure, match="the cache folder cannot be written.*LLMREPRO_CACHE"):
+        environment.prepare(engine(), index, tmp_path / "install.log", tmp_path / "engine.lock")

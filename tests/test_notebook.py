@@ -243,12 +243,15 @@ def test_a_recipe_from_elsewhere_installs_nothing_without_trust(tmp_path):
     (tmp_path / "recipe.json").write_bytes((home / "recipe.json").read_bytes())
     (tmp_path / "engine.lock").write_bytes((home / "engine.lock").read_bytes())
     refused = command(BIN / "llmrepro", "run", tmp_path, "--runs-dir", tmp_path / "runs", cwd=tmp_path)
-    assert refused.returncode == 3
-    assert "xllamacpp 2026.10.11549" in refused.stdout
-    assert "then give trust=True" in refused.stdout
-    run = only_run(tmp_path / "runs")
-    assert not (run / "install.log").exists()
-    assert "then give trust=True" in (run / "report.html").read_text()
+    assert refused.returncode == 1
+    assert "xllamacpp 2026.10.11549" in refused.stderr
+    assert "then give --trust" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    looked = command(
+        BIN / "llmrepro", "run", tmp_path, "--runs-dir", tmp_path / "runs", "--mode", "published", cwd=tmp_path
+    )
+    assert looked.returncode == 0, looked.stderr
+    assert not (only_run(tmp_path / "runs") / "install.log").exists()
 
 
 def mine(folder: Path, **values) -> None:

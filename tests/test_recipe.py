@@ -66,6 +66,15 @@ def test_the_committed_schema_is_the_models_own():
             "claims.0.metric: no metric is called 'decode_tp'; did you mean 'decode_tps'?",
         ),
         (lambda d: d["claims"][1].update(unit="GB"), "model.bytes is in 'B', not 'GB'"),
+        (
+            lambda d: d["claims"][2].update(value={"exact": "30"}),
+            "model.layers is a whole number, found '30'; mind",
+        ),
+        (lambda d: d["claims"][0].update(value={"exact": 7}), "model.sha256 is a text, found 7"),
+        (
+            lambda d: d["claims"][-1].update(metric="decode_tps", unit="tok/s"),
+            "decode_tps is measured and never exact",
+        ),
         (lambda d: d["claims"][0].update(value={}), "claims.0.value: needs exactly one of exact, point, range"),
         (lambda d: d["claims"][0].update(value={"exact": 1, "about": 2}), "needs exactly one of"),
         (lambda d: d["claims"][-1].update(case="story"), "no case is called 'story'; did you mean 'story_"),
@@ -135,6 +144,42 @@ def test_a_changed_prompt_is_refused_with_both_hashes(tmp_path, data):
     (tmp_path / "recipe.json").write_text(json.dumps(data))
     found = hashlib.sha256(b"something else").hexdigest()
     with pytest.raises(RecipeError, match=f"has sha256 {found}, the recipe says"):
+        catalog.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"id": "a/b", "id": "c/d"}', "the key 'id' stands twice in one object"),
+        (b'{"n": NaN}', "NaN is no number in JSON"),
+        (b"\xff\xfe{}", "save it as UTF-8"),
+        (b"[" * 100000, "not JSON"),
+        (b"[]", "the recipe: "),
+    ],
+)
+def test_what_is_no_plain_json_is_refused(tmp_path, content, said):
+    (tmp_path / "recipe.json").write_bytes(content)
+    with pytest.raises(RecipeError, match=said):
+        catalog.load(str(tmp_path))
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    (tmp_path / "recipe.json").write_bytes(b"\xef\xbb\xbf{}")
+    with pytest.raises(RecipeError, match="id: is needed and absent"):
+        catalog.load(str(tmp_path))
+
+
+def test_a_folder_without_a_recipe_is_told(tmp_path):
+    with pytest.raises(RecipeError, match=r"holds no recipe\.json"):
+        catalog.load(str(tmp_path))
+
+
+def test_a_prompt_that_is_not_utf8_is_named(tmp_path, data):
+    for prompt in prompts(validated(data, "")):
+        (tmp_path / "prompts").mkdir(exist_ok=True)
+        (tmp_path / prompt.file).write_bytes("naïve".encode("latin-1"))
+    (tmp_path / "recipe.json").write_text(json.dumps(data))
+    with pytest.raises(RecipeError, match="is not UTF-8 .*; save it as UTF-8"):
         catalog.load(str(tmp_path))
 
 

@@ -39,7 +39,7 @@ def test_a_run_that_ended_early_says_why_and_shows_what_there_is(tmp_path, outco
 def test_a_run_whose_process_vanished_is_interrupted(tmp_path):
     page = soup(folder(tmp_path, chat(), outcome="running", result=False))
     assert "The run was interrupted in the stage measure." in head(page)
-    assert "Next: go on with resume=" in head(page)
+    assert "Next: go on with `llmrepro run --resume " in head(page)
 
 
 def test_a_run_that_goes_on_says_so(tmp_path):

@@ -95,6 +95,7 @@ CASES = ("code_runs", "explain_hash", "plan_move", "story_clocks", "story_orchar
 def test_an_interval_is_students(run):
     assert intervals.of([9.0, 10.0, 11.0]) == pytest.approx((10.0, 10 - 2.484, 10 + 2.484, 3), abs=1e-3)
     assert intervals.of([9.0]) == (9.0, None, None, 1)
+    assert intervals.of([9.0, 11.0]) == (10.0, None, None, 2)  # t is 12.7 there: it would say nothing
     with pytest.raises(ValueError, match="no samples"):
         intervals.of([])
 
@@ -187,12 +188,24 @@ def test_a_drifting_machine_is_told(run):
 
 def test_one_token_over_and_over_is_told(run):
     run.append(record(text="a " * 48))
+    run.append(record(text="a a a a", n=4))  # a few tokens cannot tell
     assert any("one token over and over" in f for f in results.compute(run.path)["flags"])
 
 
 def test_an_answer_without_a_word_is_no_fault(run):
     run.append(record(text=""))
     assert results.compute(run.path)["flags"] == []
+
+
+def test_a_busy_machine_is_told(run):
+    run.write_json("machine.json", {"cpu": {"usable_cpus": 2}})
+    boot(run, 2, machine={"load_before": 1.4, "steal_share": 0.01})
+    boot(run, 3, machine={"load_before": 9.0, "steal_share": 0.2})
+    flags = results.compute(run.path)["flags"]
+    assert flags == [
+        "boot 3: the machine was busy before it, load 9 on 2 CPUs; close what else runs",
+        "boot 3: the hypervisor took 20% of the CPU's time; choose a calmer hour",
+    ]
 
 
 def test_the_server_that_counts_otherwise_is_told(run):

@@ -45,7 +45,7 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path):
         ({"repeats": "5"}, "parameter repeats: .*valid integer"),
         ({"repeats": 0}, "parameter repeats: "),
         ({"resume": 7}, "parameter resume: .*use -r for text that looks like a number"),
-        ({"servers": "default"}, "parameter servers: .*-y for lists"),
+        ({"servers": "default"}, "parameter servers: .*written as YAML.*give them with -y"),
     ],
 )
 def test_a_wrong_parameter_is_refused_with_what_would_do(values, said):
@@ -93,7 +93,11 @@ def test_stages_move_the_status_and_an_error_says_which(tmp_path):
         raise ZeroDivisionError("nought")
     status = runs.status(run.path)
     assert (status["outcome"], status["stage"], status["reason"]) == ("failed", "results", "nought")
-    assert "resume=" in status["next_step"]
+    assert status["next_step"] == "run again: nothing was measured yet"
+    run.append(Line(server="a", n=0))
+    with pytest.raises(ZeroDivisionError), run.stage("results"):
+        raise ZeroDivisionError("nought")
+    assert f"--resume {run.path}" in runs.status(run.path)["next_step"]
 
 
 def test_a_person_who_stops_a_cell_can_run_it_again(tmp_path):

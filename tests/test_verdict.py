@@ -46,7 +46,7 @@ def condition(relation, deciding=True):
     [
         ([row(55)], [], "reproduced", "equal"),
         ([row(56)], [], "not_reproduced", "published 55, here 56"),
-        ([], [], "not_evaluated", "not measured in this run"),
+        ([], [], "not_evaluated", "no such value in this run"),
         ([row(None)], [], "not_evaluated", "the engine does not tell it"),
         ([row(55), row(55, server="other")], [], "not_evaluated", "2 measured values fit this claim"),
         ([row(55)], [condition("differs")], "not_comparable", "weights sha256: published a, here b"),

@@ -54,7 +54,9 @@ def test_salted_prompts_have_the_length_asked_for():
     for wanted in (8, 100, 499):
         assert count(workloads.salted(text, wanted, "s", count)) == wanted
     assert workloads.salted(text, 50, "one", count) != workloads.salted(text, 50, "two", count)
-    with pytest.raises(MeasureFailure, match="give a longer text"):
+    with pytest.raises(
+        MeasureFailure, match="of 50 tokens is wanted and the workload's text has 4; give it a longer text"
+    ):
         workloads.salted("too short", 50, "s", count)
 
 

@@ -29,6 +29,8 @@ def path_of(name: str) -> Path:
     path = path / "recipe.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():
         return path.resolve()
+    if Path(name).expanduser().is_dir():
+        raise RecipeError(f"{Path(name).expanduser()} holds no recipe.json; give the folder or file of a recipe")
     raise RecipeError(
         f"no recipe is called {name!r}; {terms.nearest(name, ids())}. "
         "A recipe from elsewhere is given as the path of its recipe.json"
@@ -39,8 +41,10 @@ def load(name: str) -> Recipe:
     """The recipe of an id or path. Raises RecipeError with every fault it has, each with its key's path."""
     path = path_of(name)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique, parse_constant=_number)
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not UTF-8 ({error.reason}); save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: not JSON: {error}; mend the file at that place") from None
     recipe = validated(data, str(path))
     if path.is_relative_to(home()) and recipe.id != str(path.parent.relative_to(home())):
@@ -52,6 +56,19 @@ def load(name: str) -> Recipe:
         if prompt.file is not None:
             prompt_text(prompt, path.parent)
     return recipe
+
+
+def _unique(pairs: list[tuple]) -> dict:
+    """A JSON object whose keys are all different: of two, a reader would not see which one counts."""
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"the key {twice[0]!r} stands twice in one object")
+    return dict(pairs)
+
+
+def _number(word: str):
+    raise ValueError(f"{word} is no number in JSON")
 
 
 def prompt_text(prompt: Prompt, folder: Path) -> str:
@@ -67,7 +84,12 @@ def prompt_text(prompt: Prompt, folder: Path) -> str:
             f"prompt {prompt.id!r}: {prompt.file} lies neither in {folder} nor in the model's folder "
             "above it; restore it or mend the recipe's `file`"
         )
-    text = path.read_text(encoding="utf-8").removesuffix("\n")
+    try:
+        text = path.read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"prompt {prompt.id!r}: {path} is not UTF-8 ({error.reason}); save it as UTF-8"
+        ) from None
     found = hashlib.sha256(text.encode()).hexdigest()
     if found != prompt.sha256:
         raise RecipeError(

@@ -30,8 +30,14 @@ def main() -> None:
 @main.command("list")
 def list_() -> None:
     """The recipes of this kit."""
+    faults = []
     for name in catalog.ids():
-        click.echo(f"{name:<40} {catalog.load(name).title}")
+        try:
+            click.echo(f"{name:<40} {catalog.load(name).title}")
+        except RecipeError as error:
+            faults.append(str(error))
+    if faults:
+        raise click.ClickException("\n".join(faults))
 
 
 def _options(command):
@@ -59,30 +65,41 @@ def _is_text(name: str) -> bool:
 
 
 @main.command()
-@click.argument("recipe", default=catalog.DEFAULT)
+@click.argument("recipe", required=False)
 @_options
-def run(recipe: str, **options) -> None:
-    """Run RECIPE's notebook through papermill and say where its report is."""
+def run(recipe: str | None, **options) -> None:
+    """Run RECIPE's notebook through papermill and say where its report is.
+
+    RECIPE is an id of `llmrepro list` (the first when it is left out) or the path of a recipe.json. Values
+    marked YAML are written as in --servers '[default]' or --overrides '{workloads.chat.max_tokens: 32}'.
+
+    Exits with 0 when the run came to its end, whatever its verdicts are or when this machine lacks something;
+    1 or 2 when it could not begin, 3 when a step failed, 4 when its kernel died, 128 + n when signal n stopped it.
+    """
     from llmrepro import execution  # papermill takes a second to import: help does not wait
 
-    given = {
-        n: v if _is_text(n) or isinstance(v, bool) else yaml.safe_load(v)
-        for n, v in options.items()
-        if v is not None
-    }
     with _sentences():
-        new = runs.create(runs.parameters({"recipe": recipe, **given}))
-    new.close()  # the notebook's kernel takes the folder over
-    path = new.path
-    if sys.stdout.isatty():
-        os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
-    click.echo(f"{recipe} → {path}")
-    code = execution.execute(
-        catalog.home().parent / "notebooks" / TEMPLATE,
-        path / TEMPLATE,
-        {"recipe": recipe, **given, "resume": str(path)},
-    )
-    sys.exit(_end(path, code))
+        given = {n: _value(n, v) for n, v in options.items() if v is not None}
+        given |= {"recipe": recipe} if recipe else {}
+        new = runs.create(runs.parameters(given))
+        new.close()  # the notebook's kernel takes the folder over
+        path = new.path
+        if sys.stdout.isatty():
+            os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
+        click.echo(f"{new.recipe.id} → {path}")
+        notebook = catalog.home().parent / "notebooks" / TEMPLATE
+        code = execution.execute(notebook, path / TEMPLATE, {**given, "resume": str(path)})
+        code = _end(path, code)
+    sys.exit(code)
+
+
+def _value(name: str, given):
+    if _is_text(name) or isinstance(given, bool):
+        return given
+    try:
+        return yaml.safe_load(given)
+    except yaml.YAMLError as error:
+        raise runs.RunError(f"--{name.replace('_', '-')} {given!r} is no YAML: {error}") from None
 
 
 def _end(path: Path, code: int) -> int:
@@ -134,3 +151,7 @@ def _sentences():
         yield
     except (RecipeError, runs.RunError) as error:
         raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{error}; make room, or choose another folder, then go on with --resume"
+        ) from None

@@ -61,22 +61,27 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
     if not lock.is_file():
         raise EnvironmentFailure(
             f"{lock} is missing, and no engine is installed without a hashed lock",
-            next_step="restore it, or make it with `make lock`",
+            next_step="restore it, or make it beside engine.in with `uv pip compile --universal --generate-hashes "
+            "engine.in -o engine.lock`",
         )
     python = _interpreter(engine.install.python)
     key = key_of(engine, lock, python)
     place = (cache or machine.cache_dir()) / "environments" / key
-    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"the cache folder cannot be written: {error}", next_step="name another in LLMREPRO_CACHE"
+        ) from None
     with _locked(place.with_suffix(".lock")) as held:
         found = _complete(place, engine)
         if found is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"environment {key} was there already, complete and unchanged\n", encoding="utf-8")
             return found
-        part = place.with_suffix(".part")
-        for left_over in (place, part):
-            if left_over.exists():
-                shutil.rmtree(left_over)
+        part, old = place.with_suffix(".part"), place.with_suffix(".old")
+        for left_over in (part, old):
+            shutil.rmtree(left_over, ignore_errors=True)
         start = time.monotonic()
         _build(engine, lock, python, part, log, held)
         for program in engines.load(engine.name).programs(engine.install):
@@ -85,7 +90,10 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
         freeze = _freeze(part)
         seconds = round(time.monotonic() - start, 1)
         (part / ".complete").write_text(json.dumps({"key": key, "freeze": freeze, "seconds": seconds}))
+        if place.exists():  # changed by somebody: kept until the new one is whole
+            os.rename(place, old)
         os.rename(part, place)
+        shutil.rmtree(old, ignore_errors=True)
         return Environment(place, key, _with_source(engine, freeze), seconds)
 
 
@@ -216,7 +224,7 @@ def _complete(place: Path, engine: Engine) -> Environment | None:
     except (OSError, ValueError):
         return None
     programs = engines.load(engine.name).programs(engine.install)
-    if not all((place / p).exists() for p in programs) or _freeze(place) != marker["freeze"]:
+    if not all((place / p).exists() for p in [*programs, "bin/python"]) or _freeze(place) != marker["freeze"]:
         return None  # somebody changed it: it is built anew
     return Environment(place, place.name, _with_source(engine, marker["freeze"]), 0.0)
 
@@ -229,7 +237,11 @@ def _freeze(place: Path) -> str:
         check=False,
         env=_plain_environment(),
     )
-    return shown.stdout if shown.returncode == 0 else ""
+    if shown.returncode != 0:
+        raise EnvironmentFailure(
+            f"{place} could not be checked: {shown.stderr.strip()[-300:]}", next_step="mend that, then run again"
+        )
+    return shown.stdout
 
 
 def _with_source(engine: Engine, freeze: str) -> str:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 from scipy import stats
 
 LEVEL = 0.95
+FEWEST = 3  # with two samples t is 12.7: the interval of a speed reaches below nought
 
 
 class Interval(NamedTuple):
-    """A mean and its two-sided 95 % Student t interval; low and high are None for a single sample."""
+    """A mean and its two-sided 95 % Student t interval; low and high are None below three samples, where it
+    would be wider than anything worth saying."""
 
     mean: float
     low: float | None
@@ -24,8 +26,8 @@ def of(samples: Sequence[float]) -> Interval:
     if not samples:
         raise ValueError("no samples: nothing can be said of a mean")
     mean = fmean(samples)
-    if len(samples) < 2:
-        return Interval(mean, None, None, 1)
+    if len(samples) < FEWEST:
+        return Interval(mean, None, None, len(samples))
     half = stats.t.ppf((1 + LEVEL) / 2, len(samples) - 1) * stdev(samples) / sqrt(len(samples))
     return Interval(mean, mean - half, mean + half, len(samples))
 

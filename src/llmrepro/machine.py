@@ -128,7 +128,7 @@ def _hypervisor() -> str | None:
     """The product the firmware names when the CPU says that it is virtual; None when it does not say so."""
     if " hypervisor" not in _read("/proc/cpuinfo"):
         return None
-    return _read("/sys/class/dmi/id/product_name").strip() or "yes, unnamed"
+    return _read("/sys/class/dmi/id/product_name").strip() or "not named"
 
 
 def _read(path: str) -> str:

@@ -256,7 +256,7 @@ class Workload(Part):
 class Value(Part):
     """A published value, in the one form in which it was published."""
 
-    exact: str | int | float | None = Field(None, description="A fact: equal or not.")
+    exact: str | int | None = Field(None, description="A fact: equal or not. A whole number, or a text.")
     point: float | None = None
     range: tuple[float, float] | None = None
     about: float | None = None
@@ -308,6 +308,15 @@ class Claim(Part):
         unit = terms.METRICS[self.metric].unit
         if self.unit != unit:
             raise ValueError(f"{self.metric} is in {unit or 'no unit'!r}, not {self.unit!r}")
+        if self.value.form == "exact":
+            if terms.METRICS[self.metric].better is not None:
+                raise ValueError(f"{self.metric} is measured and never exact; give `point`, `about` or `range`")
+            wanted = str if self.metric == "model.sha256" else int
+            if not isinstance(self.value.exact, wanted):
+                raise ValueError(
+                    f"{self.metric} is a {'text' if wanted is str else 'whole number'}, "
+                    f"found {self.value.exact!r}; mind the quotes"
+                )
         return self
 
 
@@ -381,6 +390,8 @@ def _sentence(error) -> str:
     if error["type"] == "missing":
         return f"{where}: is needed and absent"
     message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":
+        message = f"does not have the form {error['ctx']['pattern']}"
     given = error.get("input")
     found = "" if error["type"] == "value_error" or isinstance(given, dict | list) else f" (found {given!r})"
     return f"{where}: {message}{found}"

@@ -12,6 +12,7 @@ from llmrepro.run import boots, load_recipe, read_json, read_lines, sha256_of
 INPUTS = ("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl")
 PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+BUSY_LOAD, BUSY_STEAL = 0.75, 0.05  # per CPU before a boot; share of all CPU time during it
 DIFFERS = 0.03  # client against server beyond this is flagged
 ANSWERED = ("ok", "early_stop")
 
@@ -35,11 +36,12 @@ def compute(path: Path) -> dict:
         load_recipe(path, "recipe.committed.json"), recipe, _here(path, recipe, started, weights)
     )
     asked = [r for r in records if not r.warmup]
+    facts = read_json(path / "machine.json") if (path / "machine.json").exists() else {}
     return {
         "recipe": recipe.id,
         "metrics": rows,
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
-        "flags": _flags(asked, rows),
+        "flags": _flags(asked, rows) + _disturbances(started, facts.get("cpu", {}).get("usable_cpus")),
         "conditions": [c._asdict() for c in found],
         "verdicts": [verdict.judge(c, rows, found).model_dump() for c in recipe.claims],
         "inputs": {
@@ -200,10 +202,31 @@ def _flags(records: list[Record], rows: list[dict]) -> list[str]:
         kinds = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in Counter(r.status for r in failed).items())
         found.append(f"{len(failed)} of {len(records)} requests failed ({kinds}); no mean includes them")
     found += _disagreements(rows)
-    repeated = sum((metrics.repetition_share(r) or 0) >= 0.9 for r in records if r.status in ANSWERED)
+    repeated = sum(_repeats(r) for r in records if r.status in ANSWERED)
     if repeated:
         found.append(f"{repeated} of {len(records)} answers are one token over and over")
     found += _drift(records)
+    return found
+
+
+def _repeats(record: Record) -> bool:
+    """Whether one token fills the answer; a few tokens cannot tell."""
+    enough = (record.output_tokens or 0) >= metrics.MIN_DECODE_TOKENS
+    return enough and (metrics.repetition_share(record) or 0) >= 0.9
+
+
+def _disturbances(started: dict[int, dict], cpus: int | None) -> list[str]:
+    """Boots beside which the machine did something else, by its load before the start and by CPU steal."""
+    found = []
+    for n, boot in started.items():
+        machine = boot.get("machine", {})
+        load, steal = machine.get("load_before"), machine.get("steal_share")
+        if cpus and load is not None and load > BUSY_LOAD * cpus:
+            found.append(
+                f"boot {n}: the machine was busy before it, load {load:g} on {cpus} CPUs; close what else runs"
+            )
+        if steal is not None and steal > BUSY_STEAL:
+            found.append(f"boot {n}: the hypervisor took {steal:.0%} of the CPU's time; choose a calmer hour")
     return found
 
 

@@ -42,6 +42,16 @@ class Parameters(BaseModel):
     overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
 
 
+LISTS = " Lists and mappings are written as YAML, [default] or {a.b: 1}; with papermill give them with -y"
+WRITTEN = {
+    "list_type": LISTS,
+    "dict_type": LISTS,
+    "string_type": " With papermill use -r for text that looks like a number",
+    "int_type": " With papermill use -p, and no quotes",
+    "bool_type": " With papermill use -p, and no quotes",
+}
+
+
 def parameters(values: dict[str, Any]) -> Parameters:
     """Checked parameters. Raises RunError naming the parameter, what it was, and what would do."""
     unknown = sorted(set(values) - set(Parameters.model_fields))
@@ -54,14 +64,9 @@ def parameters(values: dict[str, Any]) -> Parameters:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        hint = (
-            " (with papermill use -r for text that looks like a number, -y for lists)"
-            if first["type"] in {"string_type", "list_type", "int_type", "dict_type", "bool_type"}
-            else ""
-        )
         raise RunError(
-            f"parameter {name}: {first['msg']}, found {first['input']!r}{hint}; "
-            f"it is: {Parameters.model_fields[name].description}"
+            f"parameter {name}: {first['msg']}, found {first['input']!r}; "
+            f"it is: {Parameters.model_fields[name].description}.{WRITTEN.get(first['type'], '')}"
         ) from None
 
 
@@ -178,26 +183,29 @@ class Run:
         try:
             yield self
         except KeyboardInterrupt:
-            self.set_status(
-                "stopped",
-                name,
-                stopped_by="person",
-                reason="interrupted by a person",
-                next_step=f"go on with resume={str(self.path)!r}",
-            )
-            self.close()
+            self._end("stopped", name, stopped_by="person", reason="interrupted by a person")
             raise
         except BaseException as error:
-            self.set_status(
+            self._end(
                 "failed",
                 name,
                 reason=str(error) or type(error).__name__,
                 error=type(error).__name__,
                 log_tail=list(getattr(error, "log_tail", [])),
-                next_step=getattr(error, "next_step", f"mend this, then resume={str(self.path)!r}"),
+                next_step=getattr(error, "next_step", ""),
             )
-            self.close()
             raise
+
+    def _end(self, outcome: str, stage: str, next_step: str = "", **facts: Any) -> None:
+        """The status of a run that did not get to its end, and how to go on; then the folder is let go."""
+        if (self.path / "records.jsonl").exists():
+            on = f"go on with `llmrepro run --resume {self.path}` (in a notebook: resume={str(self.path)!r})"
+        else:
+            on = "run again: nothing was measured yet"
+        # On a full disk not even this can be written; the free lock then tells that the run was interrupted.
+        with contextlib.suppress(OSError):
+            self.set_status(outcome, stage, next_step="; then ".join(s for s in (next_step, on) if s), **facts)
+        self.close()
 
     # ---- files -------------------------------------------------------------------------------------------
 
@@ -243,6 +251,9 @@ def create(params: Parameters) -> Run:
         return _resumed(params)
     committed = catalog.load(params.recipe)
     recipe = resolved(committed, params)
+    folder = catalog.path_of(params.recipe).parent
+    _trusted(recipe, params, folder)
+    params = params.model_copy(update=_from_anywhere(params, folder))
     base = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else catalog.home().parent / "runs"
     for attempt in range(100):
         path = base / recipe.id / (stamp() + (f"-{attempt}" if attempt else ""))
@@ -257,11 +268,31 @@ def create(params: Parameters) -> Run:
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
         run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    folder = catalog.path_of(params.recipe).parent
     texts = {p.sha256: catalog.prompt_text(p, folder) for p in recipes.prompts(recipe) if p.file is not None}
     run.write_json("prompts.json", texts)
     run.set_status("running", "card")
     return run
+
+
+def _trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
+    """A recipe chooses code that runs as the user: one from elsewhere is shown, and waits for a yes."""
+    if folder.is_relative_to(catalog.home()) or params.trust or params.mode == "published":
+        return
+    pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
+    raise RunError(
+        f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: {pins} "
+        f"({recipe.engine.install.kind}), hashes in {folder}/engine.lock; weights {recipe.model.repo} "
+        f"{recipe.model.revision}. Read these, then give --trust (in a notebook: trust=True), or only look with "
+        "mode published"
+    )
+
+
+def _from_anywhere(params: Parameters, folder: Path) -> dict[str, str]:
+    """The paths among the parameters, made whole: a run is gone on with from any folder."""
+    paths = {} if params.recipe in catalog.ids() else {"recipe": str(folder / catalog.path_of(params.recipe).name)}
+    if params.weights_path is not None:
+        paths["weights_path"] = str(Path(params.weights_path).expanduser().resolve())
+    return paths
 
 
 def _resumed(params: Parameters) -> Run:
@@ -282,6 +313,8 @@ def _resumed(params: Parameters) -> Run:
             f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
             "cannot be mixed with new ones; start a new run"
         )
+    trusting = was.model_copy(update={"trust": was.trust or params.trust})
+    _trusted(committed, trusting, catalog.path_of(was.recipe).parent)
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", was.model_copy(update={"trust": True}).model_dump())
@@ -337,7 +370,7 @@ def status(path: Path) -> dict:
             **found,
             "outcome": "interrupted",
             "reason": f"the process that ran it ended during {found.get('stage')} without a word",
-            "next_step": f"go on with resume={str(path)!r}",
+            "next_step": f"go on with `llmrepro run --resume {path}` (in a notebook: resume={str(path)!r})",
         }
     return found
 

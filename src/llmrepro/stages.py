@@ -6,16 +6,14 @@
 import ast
 import html
 from itertools import dropwhile, takewhile
-from pathlib import Path
 from typing import Any
 
 from IPython.core.getipython import get_ipython
-from IPython.display import HTML, display
+from IPython.display import display
 
 from llmrepro import catalog, environment, weights, workloads
 from llmrepro import charts as charts_
 from llmrepro import machine as machine_
-from llmrepro import recipe as recipes
 from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro import run as runs
@@ -45,7 +43,7 @@ def card(run: Run) -> None:
             recipe.title,
             [
                 ("question", recipe.question),
-                ("published by", source.publication if source else "not published: a recipe of this kit"),
+                ("published by", source.publication if source else "no publication is named"),
                 ("engine", f"{recipe.engine.name} ({recipe.engine.install.kind}: {pins})"),
                 (
                     "model",
@@ -106,7 +104,6 @@ def prepare(run: Run) -> None:
         if missing:
             return
         folder = catalog.path_of(params.recipe).parent
-        _trusted(recipe, params, folder)
         env = environment.prepare(recipe.engine, folder / "engine.lock", run.path / "install.log")
         run.write_text("engine-freeze.txt", env.freeze)
         path = weights.fetch(recipe.model, params.weights_path)
@@ -154,7 +151,7 @@ def charts(run: Run) -> None:
     """The figures of the run, as SVG, PNG, CSV and alt text."""
     with run.stage("charts"):
         for figure in charts_.draw(run.path):
-            display(HTML(figure.html()))
+            display({"text/html": figure.html(), "text/plain": figure.alt}, raw=True)
 
 
 def report(run: Run) -> None:
@@ -167,18 +164,6 @@ def report(run: Run) -> None:
         path = report_.write(run.path)
     run.close()
     _table("Report", [("open", str(path))])
-
-
-def _trusted(recipe: recipes.Recipe, params: Parameters, folder: Path) -> None:
-    if folder.is_relative_to(catalog.home()) or params.trust:
-        return
-    install = recipe.engine.install
-    pins = ", ".join(f"{n} {v}" for n, v in install.pins.items())
-    raise RunError(
-        f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: "
-        f"{pins} ({install.kind}), hashes in {folder}/engine.lock; weights {recipe.model.repo} "
-        f"{recipe.model.revision}. Read these, then give trust=True"
-    )
 
 
 def _assigned_in_parameter_cells() -> set[str]:

@@ -9,7 +9,7 @@ Outcome = Literal["running", "completed", "failed", "stopped", "lacking", "inter
 Word = Literal["reproduced", "not_reproduced", "inconclusive", "not_comparable", "not_evaluated"]
 Mode = Literal["auto", "live", "published"]
 Profile = Literal["quick", "full"]
-Evidence = Literal["measured", "community", "stated"]
+Evidence = Literal["measured", "community", "stated", "computed"]
 WorkloadKind = Literal["chat", "prefill"]
 Status = Literal[
     "ok",

@@ -37,12 +37,14 @@ def judge(claim: Claim, rows: list[dict], conditions: list[Condition]) -> Verdic
         )
 
     if not found:
-        return say("not_evaluated", "not measured in this run")
+        return say(
+            "not_evaluated", "no such value in this run: not asked, not answered, or not told by its definition"
+        )
     if len(found) > 1:
         return say(
             "not_evaluated",
             f"{len(found)} measured values fit this claim; its recipe must name the "
-            "server, workload and case it means",
+            "server, workload, case and statistic it means",
         )
     here = found[0]["value"]
     if claim.value.form != "exact":

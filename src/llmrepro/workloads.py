@@ -313,8 +313,11 @@ def salted(text: str, tokens: int, salt: str, count) -> str:
     """
     head, words = f"Note {salt}.\n", text.split(" ")
     low, high = 0, len(words)
-    if count(head + text) < tokens:
-        raise MeasureFailure(f"a prompt of {tokens} tokens is wanted and the text has fewer; give a longer text")
+    longest = count(head + text)
+    if longest < tokens:
+        raise MeasureFailure(
+            f"a prompt of {tokens} tokens is wanted and the workload's text has {longest}; give it a longer text"
+        )
     while low < high:  # most words that fit
         middle = (low + high + 1) // 2
         low, high = (middle, high) if count(head + " ".join(words[:middle])) <= tokens else (low, middle - 1)

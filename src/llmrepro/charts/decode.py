@@ -142,7 +142,7 @@ def _caption(found: Findings, workload: Workload, samples: pd.DataFrame, overall
     said = [
         f"n = {plural(len(samples), 'request')} in {plural(rounds, 'round')} of {plural(boots, 'boot')}.",
         "Small: each request, the first round on top; large: the mean, its bar the "
-        f"{intervals.LEVEL:.0%} interval where there is more than one sample.",
+        f"{intervals.LEVEL:.0%} interval where there are three samples or more.",
         "All prompts: the mean of the prompts' means; its interval is over rounds, or over boots where there "
         "are several."
         if overall

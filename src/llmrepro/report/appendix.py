@@ -133,7 +133,7 @@ def _repeat(found: Findings) -> Html:
             "publication",
             join([source.publication, join([" ", _link(source.url)]) if source.url else ""])
             if source
-            else "none: a recipe of this kit",
+            else "none is named",
         ),
     ]
     servers = [

@@ -26,7 +26,7 @@ def head(found: Findings) -> Html:
     by = (
         f"Published: {source.publication}{f', {source.date}' if source.date else ''}."
         if source
-        else "A recipe of this kit; nothing was published of it."
+        else "The recipe names no publication."
     )
     cpu = found.machine.get("cpu", {}).get("model") or "an unknown processor"
     when = f" · measured {found.records[0].started_at[:10]} on {cpu}" if found.records else ""
@@ -121,6 +121,13 @@ def _verdict(found: Findings) -> Html:
     )
 
 
+def _threads(found: Findings, server: str) -> str:
+    """How many threads the engine said it used: a speed is one of so many."""
+    told = {b.get("effective", {}).get("threads") for b in found.boots.values() if b.get("server") == server}
+    count = told.pop() if len(told) == 1 else None
+    return f", {plural(count, 'thread')}" if isinstance(count, int) else ""
+
+
 def _tiles(found: Findings) -> Html | None:
     """The figures that people look for, each with its interval; none where nothing was measured."""
     wanted = (
@@ -141,7 +148,7 @@ def _tiles(found: Findings) -> Html | None:
                         join([label, f" · {server.id}" if several else ""]),
                         tag("strong", mean, tag("span", f" {row['unit']}")),
                         tag("small", f"{intervals.LEVEL:.0%} interval {interval}") if interval else None,
-                        tag("small", f"measured here, {plural(row['boots'], 'boot')}"),
+                        tag("small", f"measured here, {plural(row['boots'], 'boot')}{_threads(found, server.id)}"),
                     )
                 )
     return tag("ul", *tiles, class_="tiles") if tiles else None

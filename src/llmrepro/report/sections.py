@@ -15,6 +15,7 @@ EVIDENCE = {
     "measured": "measured by the publication",
     "community": "reported by the community",
     "stated": "stated",
+    "computed": "computed from what is published",
 }
 LABELS = {
     "load_1min": "load of the machine before (1 minute)",
