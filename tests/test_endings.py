@@ -2,14 +2,16 @@
 
 import os
 import signal
+import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import truth_server
 from asking import CHAT, END, data, delta, kinds, put, said
 
-from llmrepro import metrics
+from llmrepro import client, metrics
 from llmrepro.client import Question, ask
 
 
@@ -134,6 +136,37 @@ def test_ignore_eos_that_is_ignored_is_early_stop(server):
 def test_more_tokens_than_asked_are_noted(server):
     record = put(server, chunks=[1] * 30)
     assert record.status == "ok" and any("20 were asked" in note for note in record.notes)
+    assert record.output_tokens is None and metrics.decode_tps(record) is None
+
+
+@pytest.mark.parametrize("drip", ["headers", "body", "long body"])
+def test_the_deadline_ends_a_health_path_that_drips(drip):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def dripping():
+            with suppress(OSError):
+                connection = listener.accept()[0]
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\n"
+                    + {"headers": b"", "body": b"\r\n", "long body": b"Content-Length: 999999\r\n\r\n"}[drip]
+                )
+                while True:
+                    connection.sendall(b"a")
+                    time.sleep(0.05)
+
+        threading.Thread(target=dripping, daemon=True).start()
+        begin = time.monotonic()
+        record = ask(
+            f"http://127.0.0.1:{listener.getsockname()[1]}", Question("/v1/completions", {}), timeout_s=0.5
+        )
+    assert record.status == "timeout"
+    assert time.monotonic() - begin < 5
+
+
+def test_an_answer_without_end_is_cut_off(server, monkeypatch):
+    monkeypatch.setattr(client, "MOST_EVENTS", 10)
+    record = put(server)
+    assert record.status == "stream_error" and "beyond" in record.error
 
 
 def test_an_interrupt_passes_through(server):

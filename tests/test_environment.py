@@ -92,6 +92,44 @@ def test_a_changed_environment_is_built_anew(tmp_path, index):
     assert again.freeze == "toy==1.0\n"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda site: (site / "toy.py").write_text("answer = 43\n"),
+        lambda site: (site / "toy.py").unlink(),
+        lambda site: (site / "sitecustomize.py").write_text("print('mine')\n"),
+    ],
+)
+def test_a_file_that_was_changed_or_added_is_noticed_and_stays_here(tmp_path, index, change, monkeypatch):
+    monkeypatch.delenv("UV_NO_CACHE")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    first = prepare(tmp_path, index)
+    change(next(first.path.glob("lib/python*/site-packages")))
+    again = prepare(tmp_path, index)
+    assert again.seconds > 0
+    assert subprocess.run([again.python, "-c", "import toy; assert toy.answer == 42"], check=True).returncode == 0
+
+
+def test_whatever_stands_in_its_place_gives_way(tmp_path, index):
+    first = prepare(tmp_path, index)
+    (first.path / ".complete").write_text("[]")
+    assert prepare(tmp_path, index).seconds > 0
+    first.path.rename(tmp_path / "moved")
+    first.path.symlink_to(tmp_path / "moved")
+    first.path.with_suffix(".part").write_text("")
+    assert prepare(tmp_path, index).seconds > 0
+    assert not first.path.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "line", ["--index-url https://example.org/simple", "-e .", "toy", "-r other.txt", "git+https://example.org/x"]
+)
+def test_a_lock_holds_pins_and_hashes_only(tmp_path, index, line):
+    index.write_text(f"{line}\n{index.read_text()}")
+    with pytest.raises(EnvironmentFailure, match="only `name==version` with hashes is installed"):
+        prepare(tmp_path, index)
+
+
 def test_a_wrong_hash_installs_nothing_and_says_so(tmp_path, index):
     index.write_text(f"toy==1.0 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentFailure, match="installing failed: uv pip ended with") as failed:
@@ -172,14 +210,16 @@ def test_two_that_need_one_environment_build_it_once(tmp_path, index):
     assert sorted(built for _, built in told) == ["False", "True"]
 
 
-def test_a_check_that_cannot_be_made_destroys_nothing(tmp_path, index, monkeypatch):
+def test_a_build_that_cannot_be_made_destroys_nothing(tmp_path, index, monkeypatch):
     """An unwritable uv cache once made a good environment look changed, and it was removed."""
     first = prepare(tmp_path, index)
     monkeypatch.delenv("UV_NO_CACHE")
     monkeypatch.setenv("UV_CACHE_DIR", "/proc/nowhere")
-    with pytest.raises(EnvironmentFailure, match="could not be checked"):
+    assert prepare(tmp_path, index).seconds == 0.0
+    (first.path / ".complete").write_text("")
+    with pytest.raises(EnvironmentFailure):
         prepare(tmp_path, index)
-    assert (first.path / ".complete").exists()
+    assert first.python.exists()  # a new one comes first, then the old one goes
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, index):

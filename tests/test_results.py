@@ -141,7 +141,10 @@ def test_warm_ups_and_failures_are_kept_out_of_means_and_failures_are_told(run):
     result = results.compute(run.path)
     assert row(result, "decode_tps", case="code_runs")["value"] == pytest.approx(100.0)
     assert result["requests"]["chat"] == {"ok": 1, "stream_error": 1}
-    assert result["flags"] == ["1 of 2 requests failed (1 stream error); no mean includes them"]
+    assert result["flags"] == [
+        "1 of 2 requests failed (1 stream error); no mean includes them",
+        "1 of 2 rounds of chat lack an answer; no suite value includes them",
+    ]
 
 
 def test_the_slope_of_ttft_is_a_prefill_speed_without_the_fixed_part(run):
@@ -234,3 +237,39 @@ def test_a_run_that_measured_nothing_has_a_result_too(tmp_path):
     result = results.compute(made.path)
     assert {v["word"] for v in result["verdicts"]} == {"not_evaluated"}
     assert result["metrics"] == []
+
+
+def test_a_boot_that_goes_on_for_a_dead_one_continues_its_rounds(run):
+    """One replicate in two boots: its rounds are whole, and it is one boot in the interval."""
+    boot(run, 2, replicate=0)
+    for repeat in range(3):
+        for place, case in enumerate(CASES):
+            run.append(record(case, repeat, boot=1 if (repeat, place) < (1, 2) else 2))
+    result = results.compute(run.path)
+    found = row(result, "decode_tps", case=None, statistic="mean_of_means")
+    assert (found["n"], found["boots"]) == (3, 1)
+    assert result["flags"] == []
+
+
+def test_a_record_that_stands_twice_is_told(run):
+    for _ in range(2):
+        run.append(record())
+    assert any("stand more than once" in f for f in results.compute(run.path)["flags"])
+
+
+def test_the_slope_of_several_boots_is_over_the_boots(run):
+    for n, speed in enumerate((100.0, 200.0, 300.0), 1):
+        boot(run, n)
+        for repeat in range(3):
+            for length in (128, 256, 512):
+                ttft = length / speed + repeat / 1e5
+                run.append(record(str(length), repeat, workload="prefill", n=4, prompt=length, ttft=ttft, boot=n))
+    found = row(results.compute(run.path), "prefill_tps.slope")
+    assert (found["value"], found["n"], found["boots"]) == (pytest.approx(200.0, rel=1e-3), 3, 3)
+    assert found["high"] - found["value"] == pytest.approx(248.4, rel=1e-2)
+
+
+@pytest.mark.parametrize("timing", [10**400, 5e-324, 1e300, -1, True])
+def test_an_impossible_timing_is_no_value(run, timing):
+    run.append(record(timings={"predicted_n": 48, "predicted_ms": timing, "prompt_n": timing, "prompt_ms": 1.0}))
+    assert not [r for r in results.compute(run.path)["metrics"] if r["metric"] == "decode_tps.server"]

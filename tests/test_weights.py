@@ -1,5 +1,6 @@
 """Weights are the pinned ones or are refused; the cache is checked, never believed."""
 
+import os
 import zipfile
 from hashlib import sha256
 
@@ -56,6 +57,26 @@ def test_a_corrupt_cache_is_noticed_and_fetched_again(tmp_path, downloads):
     path.write_bytes(b"")
     assert weights.fetch(wanted(), cache=tmp_path).read_bytes() == GGUF
     assert len(downloads) == 3
+
+
+def test_a_byte_changed_under_the_same_size_and_time_is_noticed(tmp_path, downloads):
+    path = weights.fetch(wanted(), cache=tmp_path)
+    times = path.stat()
+    path.write_bytes(GGUF[:-1] + b"!")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert weights.fetch(wanted(), cache=tmp_path).read_bytes() == GGUF
+
+
+@pytest.mark.parametrize("place", ["file", "folder above it"])
+def test_whatever_stands_in_its_place_gives_way(tmp_path, downloads, place):
+    path = weights.fetch(wanted(), cache=tmp_path)
+    path.unlink()
+    if place == "file":
+        path.mkdir()
+    else:
+        path.parent.rmdir()
+        path.parent.symlink_to(tmp_path / "nowhere")
+    assert weights.fetch(wanted(), cache=tmp_path).read_bytes() == GGUF
 
 
 def test_other_weights_are_refused_with_both_hashes_and_not_kept(tmp_path, downloads):

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import click
 import yaml
+from pydantic import ValidationError
 
 from llmrepro import catalog
 from llmrepro import run as runs
 from llmrepro.recipe import RecipeError, json_schema
 
 TEMPLATE = "reproduce.ipynb"
+# What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
+UNREADABLE = (ValidationError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 STOPPED_BY = {
     124: ("deadline", "the deadline of the whole run has passed"),
     129: ("signal", "stopped by SIGHUP: its terminal was closed"),
@@ -82,13 +85,14 @@ def run(recipe: str | None, **options) -> None:
         given = {n: _value(n, v) for n, v in options.items() if v is not None}
         given |= {"recipe": recipe} if recipe else {}
         new = runs.create(runs.parameters(given))
+        asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
         path = new.path
         if sys.stdout.isatty():
             os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
         click.echo(f"{new.recipe.id} → {path}")
         notebook = catalog.home().parent / "notebooks" / TEMPLATE
-        code = execution.execute(notebook, path / TEMPLATE, {**given, "resume": str(path)})
+        code = execution.execute(notebook, path / TEMPLATE, {**asked, "resume": str(path)})
         code = _end(path, code)
     sys.exit(code)
 
@@ -151,6 +155,11 @@ def _sentences():
         yield
     except (RecipeError, runs.RunError) as error:
         raise click.ClickException(str(error)) from None
+    except UNREADABLE as error:
+        raise click.ClickException(
+            f"this run folder cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); a file of it "
+            "was changed, or it is of another version of the kit: restore it, or start a new run"
+        ) from None
     except OSError as error:
         raise click.ClickException(
             f"{error}; make room, or choose another folder, then go on with --resume"

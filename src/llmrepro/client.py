@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +29,8 @@ __all__ = ["Event", "Question", "Record", "ask"]
 READ_BYTES = 65536
 # Enough of a body that is no stream to find its error message; a gigabyte of HTML is not kept.
 HEAD_BYTES = 65536
+# An answer of 100,000 tokens with llama.cpp's timings in every event is about 40 MB.
+MOST_BYTES, MOST_EVENTS = 256 << 20, 500_000
 # How long a dying process may take to close its port after it closed the connection.
 DYING_S = 1.0
 # Everything that sockets, http.client, urllib3 and requests raise when a server misbehaves.
@@ -177,21 +179,26 @@ def _exchange(
         adapter = session.get_adapter(prepared.url)
         stamp = _Stamp()
         pool = adapter.get_connection_with_tls_context(prepared, verify=True)
-        pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, stamp)
-        # The health path opens the connection: the measured request then pays for no handshake.
-        session.get(f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False)
-        with _no_collections():
-            transfer.t_send_ns = time.perf_counter_ns()
-            # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
-            response = adapter.send(prepared, stream=True, timeout=wait_s)
-            try:
-                _receive(transfer, response, stamp, watch, timeout_s)
-            except TRANSPORT_ERRORS:
-                if watch.expired.is_set():
-                    raise _Expired(f"the answer took longer than {timeout_s:g} s") from None
+        pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, stamp, watch)
+        try:
+            # The health path opens the connection: the measured request then pays for no handshake.
+            with session.get(
+                f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False, stream=True
+            ) as health:
+                # A body without a length ends with the connection, which then opens nothing; it is not read.
+                if {"Content-Length", "Transfer-Encoding"} & set(health.headers):
+                    _ = health.content
+            if not watch.expired.is_set():
+                with _no_collections():
+                    transfer.t_send_ns = time.perf_counter_ns()
+                    # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
+                    with closing(adapter.send(prepared, stream=True, timeout=wait_s)) as response:
+                        _receive(transfer, response, stamp, watch, timeout_s)
+        except TRANSPORT_ERRORS:
+            if not watch.expired.is_set():
                 raise
-            finally:
-                response.close()
+        if watch.expired.is_set() and transfer.t_end_ns is None:
+            raise _Expired(f"the answer took longer than {timeout_s:g} s")
 
 
 class _Stamp:
@@ -220,8 +227,10 @@ class _Stamped(io.RawIOBase):
         super().close()
 
 
-def _connection(kind: Callable[..., Any], stamp: _Stamp, *args: Any, **kwargs: Any) -> Any:
+def _connection(kind: Callable[..., Any], stamp: _Stamp, watch: "_Watch", *args: Any, **kwargs: Any) -> Any:
     connection = kind(*args, **kwargs)
+    # From here on the deadline can end any read: a drip of headers, or a health path that never stops.
+    watch.shutdown = lambda: connection.sock and connection.sock.shutdown(socket.SHUT_RDWR)
     connection.response_class = functools.partial(_response, connection.response_class, stamp)
     return connection
 
@@ -241,7 +250,7 @@ def _receive(
     watch.shutdown = response.raw.shutdown
     decode = transfer.encoding not in ("", "identity")
     reader, arrivals, raw = Reader(), transfer.arrivals, response.raw
-    last_ns = transfer.t_send_ns + int(timeout_s * 1e9)
+    received, last_ns = 0, transfer.t_send_ns + int(timeout_s * 1e9)
     while True:
         chunk = raw.read1(READ_BYTES, decode_content=decode)
         now_ns = stamp.ns
@@ -255,6 +264,9 @@ def _receive(
         if not chunk:
             transfer.t_end_ns = now_ns
             return
+        received += len(chunk)
+        if received > MOST_BYTES or len(arrivals) > MOST_EVENTS:
+            raise ValueError(f"the answer is beyond {MOST_BYTES >> 20} MiB or {MOST_EVENTS:,} events")
         if not reader.spoke and len(transfer.head) < HEAD_BYTES:
             transfer.head += chunk[: HEAD_BYTES - len(transfer.head)]
 
@@ -329,8 +341,9 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
                 f"the server ended after {counts.output_tokens} tokens, ignore_eos asked for {asked}; "
                 "check that it honours ignore_eos, and its context limit"
             )
-        if counts.output_tokens > asked:
-            notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked")
+        if counts.output_tokens > asked + 1:  # an end token may be counted beside them
+            notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked: not used")
+            counts = counts._replace(output_tokens=None, source=None)
     text = storable("".join(said.text))
     t_done_s = None if transfer.t_end_ns is None else (transfer.t_end_ns - transfer.t_send_ns) / 1e9
     return Record(
@@ -353,7 +366,7 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
         t_done_s=t_done_s,
         text=text,
         reasoning=storable("".join(said.reasoning)),
-        finish_reason=storable(said.finish_reason),
+        finish_reason=storable(said.finish_reason and said.finish_reason[:80]),
         prompt_tokens=prompt_tokens if counts.prompt_tokens is None else counts.prompt_tokens,
         cached_tokens=counts.cached_tokens,
         output_tokens=counts.output_tokens,

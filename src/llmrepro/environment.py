@@ -14,6 +14,7 @@ import re
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +30,7 @@ from llmrepro.progress import Progress
 from llmrepro.recipe import Engine
 
 TICK_S = 0.5
-RECIPE_OF_BUILD = 1  # raise it when the steps below change what they make
+RECIPE_OF_BUILD = 2  # raise it when the steps below change what they make
 
 
 class EnvironmentFailure(RuntimeError):
@@ -64,6 +65,7 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
             next_step="restore it, or make it beside engine.in with `uv pip compile --universal --generate-hashes "
             "engine.in -o engine.lock`",
         )
+    _checked(lock)
     python = _interpreter(engine.install.python)
     key = key_of(engine, lock, python)
     place = (cache or machine.cache_dir()) / "environments" / key
@@ -81,7 +83,7 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
             return found
         part, old = place.with_suffix(".part"), place.with_suffix(".old")
         for left_over in (part, old):
-            shutil.rmtree(left_over, ignore_errors=True)
+            _remove(left_over)
         start = time.monotonic()
         _build(engine, lock, python, part, log, held)
         for program in engines.load(engine.name).programs(engine.install):
@@ -89,11 +91,12 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
                 raise EnvironmentFailure(f"{engine.name} was installed but {program} is not there", log)
         freeze = _freeze(part)
         seconds = round(time.monotonic() - start, 1)
-        (part / ".complete").write_text(json.dumps({"key": key, "freeze": freeze, "seconds": seconds}))
-        if place.exists():  # changed by somebody: kept until the new one is whole
+        marker = {"key": key, "freeze": freeze, "files": _files(part), "seconds": seconds}
+        (part / ".complete").write_text(json.dumps(marker))
+        if place.is_symlink() or place.exists():  # changed by somebody: kept until the new one is whole
             os.rename(place, old)
         os.rename(part, place)
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         return Environment(place, key, _with_source(engine, freeze), seconds)
 
 
@@ -114,6 +117,28 @@ def key_of(engine: Engine, lock: Path, python: Path) -> str:
     if engine.install.kind == "sdist":  # built for the very CPU it is built on
         decides["cpu"] = machine.describe(Path("/"))["cpu"]["model"]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _remove(path: Path) -> None:
+    """Take away whatever stands there: a folder, a file, a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _checked(lock: Path) -> None:
+    """Raises EnvironmentFailure when a lock holds more than pins and hashes: it may not choose where from."""
+    for line in lock.read_text(encoding="utf-8").splitlines():
+        words = line.strip().rstrip("\\").split()
+        if not words or words[0].startswith("#"):
+            continue
+        option = words[0].startswith("-") and not words[0].startswith(("--hash=", "--only-binary", "--no-binary"))
+        if option or (not words[0].startswith("-") and "==" not in words[0]):
+            raise EnvironmentFailure(
+                f"{lock} holds {line.strip()!r}, and only `name==version` with hashes is installed",
+                next_step="make it again with `uv pip compile --universal --generate-hashes`",
+            )
 
 
 def _build(engine: Engine, lock: Path, python: Path, part: Path, log: Path, held: int) -> None:
@@ -221,12 +246,24 @@ def _complete(place: Path, engine: Engine) -> Environment | None:
     """The environment at a place when it is complete and still holds what was installed, else None."""
     try:
         marker = json.loads((place / ".complete").read_text())
-    except (OSError, ValueError):
+        files, freeze = marker["files"], marker["freeze"]
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     programs = engines.load(engine.name).programs(engine.install)
-    if not all((place / p).exists() for p in [*programs, "bin/python"]) or _freeze(place) != marker["freeze"]:
+    whole = all((place / p).exists() for p in [*programs, "bin/python"])
+    if place.is_symlink() or not whole or files != _files(place):
         return None  # somebody changed it: it is built anew
-    return Environment(place, place.name, _with_source(engine, marker["freeze"]), 0.0)
+    return Environment(place, place.name, _with_source(engine, freeze), 0.0)
+
+
+def _files(place: Path) -> str:
+    """sha256 over path, size and time of every file but bytecode: one added, changed or gone makes it another."""
+    found = sorted(
+        (str(p.relative_to(place)), s.st_size, s.st_mtime_ns)
+        for p in place.rglob("*")
+        if p.suffix != ".pyc" and p.name != ".complete" and stat.S_ISREG((s := p.lstat()).st_mode)
+    )
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def _freeze(place: Path) -> str:
@@ -261,6 +298,8 @@ def _plain_environment() -> dict[str, str]:
         **{k: v for k, v in os.environ.items() if k not in ours},
         "NO_COLOR": "1",
         "UV_PYTHON_DOWNLOADS": "never",
+        # hard links would let a change here reach uv's cache, and from there every other environment
+        "UV_LINK_MODE": os.environ.get("UV_LINK_MODE", "copy"),
     }
 
 

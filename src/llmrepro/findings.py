@@ -6,7 +6,7 @@ from pathlib import Path
 from llmrepro import results
 from llmrepro.client import Record
 from llmrepro.recipe import Recipe
-from llmrepro.run import Parameters, boots, load_recipe, read_json, read_lines, sha256_of, status
+from llmrepro.run import Parameters, boots, load_recipe, read_json, read_lines, status
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Findings:
     machine: dict
     boots: dict[int, dict]
     records: list[Record]  # warm-ups included, in the order of records.jsonl
-    result: dict  # as results.compute gives it
+    result: dict  # computed anew: a page shows what the records say, whatever result.json says
     prompts: dict[str, str]  # texts by sha256
     freeze: str
 
@@ -41,12 +41,12 @@ def read(path: Path) -> Findings:
     given = read_json(path / "parameters.json")  # of an older or newer kit: what this one does not know is left
     return Findings(
         recipe=load_recipe(path),
-        status=status(path),
+        status=status(path, page=False),
         parameters=Parameters.model_validate({n: v for n, v in given.items() if n in Parameters.model_fields}),
         machine=_if_there(path / "machine.json"),
         boots=boots(path),
         records=[Record.model_validate(r) for r in read_lines(path / "records.jsonl")],
-        result=_result(path),
+        result=results.compute(path),
         prompts=_if_there(path / "prompts.json"),
         freeze=freeze.read_text(encoding="utf-8") if freeze.exists() else "",
     )
@@ -54,12 +54,3 @@ def read(path: Path) -> Findings:
 
 def _if_there(path: Path) -> dict:
     return read_json(path) if path.exists() else {}
-
-
-def _result(path: Path) -> dict:
-    """result.json, or computed anew where it is absent or the run has gone on since."""
-    found = _if_there(path / "result.json")
-    names = [*results.INPUTS, *(f"boots/{n}.json" for n in boots(path))]
-    if found and found["inputs"] == {n: sha256_of(path / n) for n in names if (path / n).exists()}:
-        return found
-    return results.compute(path)

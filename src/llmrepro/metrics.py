@@ -13,6 +13,7 @@ from collections.abc import Callable
 from llmrepro.client import Event, Record
 
 MIN_DECODE_TOKENS = 16
+LEAST_TIMING, LARGEST_TIMING = 1e-6, 1e12
 MIN_PREFILL_TOKENS = 256
 # Latin, Greek and Cyrillic letters and digits form words; scripts without spaces count by the character.
 WORD = re.compile("[0-9A-Za-z_\u00c0-\u024f\u0370-\u04ff]+|\\S")
@@ -223,4 +224,5 @@ def _timing(record: Record, key: str) -> float | None:
     value = (record.timings or {}).get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    # outside of this it is no count and no time in ms, and its ratio would be no number
+    return value if value == 0 or LEAST_TIMING <= value <= LARGEST_TIMING else None

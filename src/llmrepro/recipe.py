@@ -32,6 +32,8 @@ def _relative(value: str) -> str:
 
 def _allowed_argument(value: str) -> str:
     name = value.partition("=")[0]
+    if name in OTHER_ARGUMENTS:
+        raise ValueError(f"{name} would load, serve or write something that the recipe does not pin; leave it out")
     if name in KIT_ARGUMENTS:
         raise ValueError(
             f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); leave it out"
@@ -39,11 +41,21 @@ def _allowed_argument(value: str) -> str:
     return value
 
 
-KIT_ARGUMENTS = {"--host", "--port", "--api-key", "--api-key-file", "--uds", "-m", "--model"}
+KIT_ARGUMENTS = frozenset(
+    "--host --port --api-key --api-key-file --uds -m --model -a --alias -h --help --usage --version".split()  # noqa: SIM905
+)
+# What would serve another model than the pinned one, open another door, or read and write elsewhere.
+OTHER_ARGUMENTS = frozenset(
+    "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
+    "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
+    "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url".split()
+)
 ENVIRONMENT_ALLOWED = re.compile(
     r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
     r"[A-Z0-9_]+|DO_NOT_TRACK"
 )
+# Names that make an engine load code, read or write files, or take its arguments from elsewhere.
+REFUSED_PARTS = re.compile(r"^LLAMA_ARG_|PATH$|LIBRAR|FILE$|PLUGIN|INJECTION|_DIR$")
 REFUSED_VARIABLES = {
     "LLAMA_API_KEY",
     "LLAMA_ARG_HOST",
@@ -55,7 +67,7 @@ REFUSED_VARIABLES = {
 
 
 def _allowed_variable(name: str) -> str:
-    if name in REFUSED_VARIABLES or not ENVIRONMENT_ALLOWED.fullmatch(name):
+    if name in REFUSED_VARIABLES or REFUSED_PARTS.search(name) or not ENVIRONMENT_ALLOWED.fullmatch(name):
         raise ValueError(
             f"{name} may not be set by a recipe; only an engine's own variables may, "
             "and never its host, port or key"

@@ -24,8 +24,8 @@ def compute(path: Path) -> dict:
     `requests` counts statuses per workload; `flags` are sentences; `inputs` are the sha256 of what was read.
     """
     recipe = load_recipe(path)
-    records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
     started = boots(path)
+    records = _by_replicate([Record.model_validate(r) for r in read_lines(path / "records.jsonl")], started)
     weights = read_json(path / "weights.json") if (path / "weights.json").exists() else {"facts": {}}
     rows = [_row(m, v) for m, v in weights["facts"].items()] + _boot_rows(recipe, started)
     for workload in recipe.workloads:
@@ -48,6 +48,16 @@ def compute(path: Path) -> dict:
             n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started)) if (path / n).exists()
         },
     }
+
+
+def _by_replicate(records: list[Record], started: dict[int, dict]) -> list[Record]:
+    """The records with, as their boot, the first boot of their replicate: a boot that went on where a dead or
+    interrupted one stopped continues its rounds, and is no replication of its own."""
+    first: dict[tuple, int] = {}
+    for n, boot in started.items():
+        first.setdefault((boot["server"], boot["replicate"]), n)
+    own = {n: first[boot["server"], boot["replicate"]] for n, boot in started.items()}
+    return [r.model_copy(update={"boot": own.get(r.boot, r.boot)}) for r in records]
 
 
 def _row(
@@ -116,7 +126,6 @@ def _workload_rows(workload: Workload, server: str, records: list[Record]) -> li
     rows = []
     good = [r for r in records if r.status in ANSWERED]
     where = {"server": server, "workload": workload.id}
-    boots = len({r.boot for r in good})
     for case in workload.cases:
         mine = [r for r in good if r.case == case]
         if not mine:
@@ -126,33 +135,46 @@ def _workload_rows(workload: Workload, server: str, records: list[Record]) -> li
             if by_boot:
                 rows.append(
                     _interval_row(
-                        metric, intervals.over_boots(by_boot), case=case, boots=boots, statistic="mean", **where
+                        metric,
+                        intervals.over_boots(by_boot),
+                        case=case,
+                        boots=len(by_boot),
+                        statistic="mean",
+                        **where,
                     )
                 )
         rows += [
-            _constant_row(m, [metrics.DEFINITIONS[m](r) for r in mine], case=case, boots=boots, **where)
+            _constant_row(
+                m, [metrics.DEFINITIONS[m](r) for r in mine], case=case, boots=len({r.boot for r in mine}), **where
+            )
             for m in COUNTS
         ]
     if workload.kind == "chat":
         for metric in ("decode_tps", "decode_tps.published_2026_10", "ttft_s"):
-            rows += _suite_rows(workload.cases, metric, good, boots=boots, **where)
+            rows += _suite_rows(workload.cases, metric, good, **where)
     if workload.kind == "prefill":
-        points = [(r.prompt_tokens, t) for r in good if r.prompt_tokens and (t := metrics.ttft_s(r)) is not None]
+        rows += _slope_rows(good, **where)
+    return rows
+
+
+def _slope_rows(records: list[Record], **where) -> list[dict]:
+    """1 / slope of TTFT over prompt tokens: of one boot with the fit's own interval, of several over the boots."""
+    fits = []
+    for boot in sorted({r.boot for r in records}):
+        points = [
+            (r.prompt_tokens, t)
+            for r in records
+            if r.boot == boot and r.prompt_tokens and (t := metrics.ttft_s(r)) is not None
+        ]
         fit = intervals.slope([p for p, _ in points], [t for _, t in points])
         if fit is not None and fit.low > 0:  # a slope that may be nought says nothing of a speed
-            rows.append(
-                _row(
-                    "prefill_tps.slope",
-                    1 / fit.mean,
-                    low=1 / fit.high,
-                    high=1 / fit.low,
-                    n=fit.n,
-                    boots=boots,
-                    statistic="slope",
-                    **where,
-                )
-            )
-    return rows
+            fits.append(fit)
+    if not fits:
+        return []
+    found = intervals.of([1 / f.mean for f in fits])
+    if len(fits) == 1:
+        found = intervals.Interval(1 / fits[0].mean, 1 / fits[0].high, 1 / fits[0].low, fits[0].n)
+    return [_interval_row("prefill_tps.slope", found, boots=len(fits), statistic="slope", **where)]
 
 
 def _by_boot(metric: str, records: list[Record]) -> dict[int, list[float]]:
@@ -180,7 +202,9 @@ def _suite_rows(cases: list[str], metric: str, records: list[Record], **where) -
         by_boot: dict[int, list[float]] = defaultdict(list)
         for (boot, _), asked in sorted(whole.items()):
             by_boot[boot].append(over(metric, asked))
-        rows.append(_interval_row(metric, intervals.over_boots(by_boot), statistic=statistic, **where))
+        rows.append(
+            _interval_row(metric, intervals.over_boots(by_boot), statistic=statistic, boots=len(by_boot), **where)
+        )
     return rows
 
 
@@ -205,7 +229,28 @@ def _flags(records: list[Record], rows: list[dict]) -> list[str]:
     repeated = sum(_repeats(r) for r in records if r.status in ANSWERED)
     if repeated:
         found.append(f"{repeated} of {len(records)} answers are one token over and over")
-    found += _drift(records)
+    found += _drift(records) + _broken_rounds(records)
+    return found
+
+
+def _broken_rounds(records: list[Record]) -> list[str]:
+    """Rounds without an answer to every prompt, which are in no suite value; and requests that stand twice."""
+    found = []
+    good = [r for r in records if r.status in ANSWERED]
+    keys = Counter((r.server, r.boot, r.workload, r.case, r.repeat) for r in good)
+    twice = sum(n > 1 for n in keys.values())
+    if twice:
+        found.append(f"{twice} requests stand more than once in records.jsonl: the folder was changed by hand")
+    for workload in sorted({r.workload for r in records}):
+        mine = [k for k in {(r.server, r.boot, r.case, r.repeat) for r in records if r.workload == workload}]
+        cases = {case for _, _, case, _ in mine}
+        rounds = {(server, boot, repeat) for server, boot, _, repeat in mine}
+        whole = [k for k in rounds if all(keys[k[0], k[1], workload, case, k[2]] for case in cases)]
+        if len(whole) < len(rounds):
+            found.append(
+                f"{len(rounds) - len(whole)} of {len(rounds)} rounds of {workload} lack an answer; no suite value "
+                "includes them"
+            )
     return found
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -136,13 +137,14 @@ class Run:
         if self._lock >= 0:
             return
         fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for _ in range(20):  # `held` takes the lock for a moment to look
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.05)
+        else:
             os.close(fd)
-            raise RunError(
-                f"{self.path} is being written by another process; wait for it, or stop it first"
-            ) from None
+            raise RunError(f"{self.path} is being written by another process; wait for it, or stop it first")
         self._lock = fd
 
     def close(self) -> None:
@@ -299,7 +301,10 @@ def _resumed(params: Parameters) -> Run:
     path = Path(params.resume).expanduser().resolve()
     if not (path / "recipe.json").is_file():
         raise RunError(f"resume: {path} is no run folder (it has no recipe.json); give the folder that a run made")
-    was = Parameters.model_validate(read_json(path / "parameters.json"))
+    try:
+        was = Parameters.model_validate(read_json(path / "parameters.json"))
+    except ValidationError:
+        raise RunError(f"{path}/parameters.json is not of this version of the kit; start a new run") from None
     asked = params.model_dump(exclude_defaults=True, exclude={"resume"})
     differs = [n for n, v in asked.items() if getattr(was, n) != v and n not in {"trust", "runs_dir"}]
     if differs:
@@ -317,7 +322,8 @@ def _resumed(params: Parameters) -> Run:
     _trusted(committed, trusting, catalog.path_of(was.recipe).parent)
     run = Run(path)
     if params.trust and not was.trust:
-        run.write_json("parameters.json", was.model_copy(update={"trust": True}).model_dump())
+        run.write_json("parameters.json", trusting.model_dump())
+    run.set_status("running", "card")
     return run
 
 
@@ -332,7 +338,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} is missing; is {path.parent} a whole run folder?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise RunError(f"{path} is broken: {error}; restore it, or run again") from None
 
 
@@ -362,9 +368,22 @@ def read_lines(path: Path) -> list[dict]:
     return found
 
 
-def status(path: Path) -> dict:
-    """status.json of a run folder, with `running` read as `interrupted` when nobody holds the folder."""
+def status(path: Path, *, page: bool = True) -> dict:
+    """status.json of a run folder, with `running` read as `interrupted` when nobody holds the folder.
+
+    So is a finished run without its page, unless that page is just being made (`page=False`). Raises RunError.
+    """
     found = read_json(path / "status.json")
+    if not isinstance(found, dict) or found.get("outcome") not in get_args(terms.Outcome):
+        raise RunError(f"{path / 'status.json'} is broken: it holds no outcome; restore it, or run again")
+    finished = found["outcome"] in {"completed", "lacking"}
+    if page and finished and not (path / "report.html").exists() and not held(path):
+        return {
+            **found,
+            "outcome": "interrupted",
+            "reason": "it ended while its report was written",
+            "next_step": f"make the report with `llmrepro report {path}`",
+        }
     if found.get("outcome") == "running" and not held(path):
         return {
             **found,
@@ -382,7 +401,7 @@ def held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
         return True

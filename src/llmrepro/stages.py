@@ -158,9 +158,19 @@ def report(run: Run) -> None:
     """report.html, and the run's end: completed, or lacking with what is missing."""
     with run.stage("report"):
         missing = lacks(run)
-        run.set_status(
-            "lacking" if missing else "completed", "report", **({"reason": "; ".join(missing)} if missing else {})
-        )
+        left = [] if missing else workloads.missing(run)
+        if missing:
+            run.set_status("lacking", "report", reason="; ".join(missing))
+        elif left:
+            run.set_status(
+                "stopped",
+                "measure",
+                stopped_by="person",
+                reason=f"{len(left)} requests were not asked",
+                next_step=f"run the cell measure again, or `llmrepro run --resume {run.path}`",
+            )
+        else:
+            run.set_status("completed", "report")
         path = report_.write(run.path)
     run.close()
     _table("Report", [("open", str(path))])

