@@ -428,7 +428,6 @@ def _listens(port: int) -> bool:
 def _get(session: requests.Session, url: str) -> int | str:
     """The status of a GET, or why there is none."""
     try:
-        with session.get(url, timeout=REQUEST_TIMEOUT_S, allow_redirects=False, stream=True) as answer:
-            return answer.status_code  # the body is not read: it may never end
+        return session.get(url, timeout=REQUEST_TIMEOUT_S, allow_redirects=False).status_code
     except requests.RequestException as error:
         return f"nothing ({type(error).__name__})"
