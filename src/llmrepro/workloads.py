@@ -107,7 +107,8 @@ def measure(run: Run, environment: Path, weights: Path) -> None:
     """Ask everything that is missing, a boot per server and replicate, each record written as it ends.
 
     A failed request is a record with its status. A dead server is started again, and what killed it
-    twice is not asked again. Raises ServerFailure when a server never gets ready, MeasureFailure after too many deaths.
+    twice is not asked again. Raises ServerFailure when a server never gets ready, MeasureFailure after too many
+    deaths.
     """
     recipe = run.recipe
     jobs = missing(run)
