@@ -11,7 +11,18 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from llmrepro import catalog, engines, environment, machine, metrics, server, weights, workloads
+from llmrepro import (
+    catalog,
+    engines,
+    environment,
+    machine,
+    metrics,
+    parameters,
+    run_folder,
+    server,
+    weights,
+    workloads,
+)
 from llmrepro import run as runs
 from llmrepro.progress import Progress
 
@@ -47,7 +58,7 @@ def llama_bench(env: Path, model: Path, threads: int, depth: int) -> float:
 
 
 def main(pairs: int) -> None:
-    params = runs.parameters(
+    params = parameters.checked(
         {
             "recipe": RECIPE,
             "runs_dir": tempfile.mkdtemp(prefix="llmrepro-bench-"),
@@ -60,7 +71,7 @@ def main(pairs: int) -> None:
     model = weights.fetch(recipe.model)
     chat, engine = recipe.workloads[0], engines.load(recipe.engine.name)
     bench = workloads.Bench(
-        run, recipe, engine, env.path, model, runs.read_json(run.path / "prompts.json"), Progress("bench", 1)
+        run, recipe, engine, env.path, model, run_folder.read_json(run.path / "prompts.json"), Progress("bench", 1)
     )
     threads = machine.threads()
     asked = workloads.question(bench, chat, bench.texts[chat.prompts[0].sha256])

@@ -9,6 +9,7 @@ from bs4 import BeautifulSoup
 from llmrepro import catalog, report, results
 from llmrepro import run as runs
 from llmrepro.client import Event, Record
+from llmrepro.parameters import checked
 
 CASES = ("code_runs", "explain_hash", "plan_move", "story_clocks", "story_orchard")
 TOKENS = {"code_runs": 55, "explain_hash": 52, "plan_move": 59, "story_clocks": 50, "story_orchard": 45}
@@ -138,7 +139,7 @@ def folder(
     given = {"runs_dir": str(tmp_path / "runs"), **(parameters or {})}
     if change is not None:
         given |= {"recipe": str(_changed(tmp_path, change)), "trust": True}
-    run = runs.create(runs.parameters(given))
+    run = runs.create(checked(given))
     run.write_json("machine.json", MACHINE)
     if records or boots:
         run.write_json(

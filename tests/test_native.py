@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from llmrepro import catalog, environment, results, weights, workloads
+from llmrepro import catalog, environment, parameters, results, run_folder, weights, workloads
 from llmrepro import run as runs
 from llmrepro.client import Record
 from llmrepro.engines import EngineError
@@ -27,7 +27,7 @@ def built(tmp_path_factory):
 
 def measured(tmp_path, built, **overrides):
     run = runs.create(
-        runs.parameters(
+        parameters.checked(
             {"recipe": RECIPE, "runs_dir": str(tmp_path), "repeats": 1, "overrides": {**SMALL, **overrides}}
         )
     )
@@ -49,7 +49,7 @@ def test_the_environment_holds_the_two_programs_and_names_their_source(built):
 
 def test_it_serves_the_recipe_and_its_facts_are_the_claimed_ones(tmp_path, built):
     run = measured(tmp_path, built)
-    records = [Record.model_validate(r) for r in runs.read_lines(run.path / "records.jsonl")]
+    records = [Record.model_validate(r) for r in run_folder.read_lines(run.path / "records.jsonl")]
     assert {r.status for r in records} == {"ok"}
     assert {r.output_tokens_source for r in records} == {"usage_delta"}
     assert runs.boots(run.path)[1]["metrics"] == {"kv_bytes_per_token": 23040}

@@ -3,7 +3,7 @@
 import pytest
 
 from llmrepro import notation
-from llmrepro.recipe import Value
+from llmrepro.claim import Value
 
 
 @pytest.mark.parametrize(

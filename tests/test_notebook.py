@@ -12,8 +12,7 @@ import pytest
 import yaml
 from browser import jupyterlab
 
-from llmrepro import catalog
-from llmrepro import run as runs
+from llmrepro import catalog, parameters, run_folder
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "reproduce.ipynb"
@@ -89,7 +88,7 @@ def test_the_parameters_cell_is_the_parameters_model():
     assert cell.source.startswith("# Parameters")
     space: dict = {}
     exec(cell.source, space)
-    fields = runs.Parameters.model_fields
+    fields = parameters.Parameters.model_fields
     assert [n for n in space if not n.startswith("__")] == list(fields)
     assert {n: space[n] for n in fields} == {n: f.default for n, f in fields.items()}
     assert re.findall(r"#\s+(.*)", cell.source)[1:] == [f.description for f in fields.values()]
@@ -128,18 +127,23 @@ def test_papermill_and_the_command_write_the_same_files(tmp_path):
         "figures/startup.csv",
     } <= files(one)
     for run in (one, two):
-        assert runs.status(run)["outcome"] == "completed"
-        assert not runs.held(run)
+        assert run_folder.status(run)["outcome"] == "completed"
+        assert not run_folder.held(run)
     keys = [
-        {(r["workload"], r["case"], r["repeat"], r["warmup"]) for r in runs.read_lines(run / "records.jsonl")}
+        {
+            (r["workload"], r["case"], r["repeat"], r["warmup"])
+            for r in run_folder.read_lines(run / "records.jsonl")
+        }
         for run in (one, two)
     ]
     assert keys[0] == keys[1]
-    words = [[v["word"] for v in runs.read_json(run / "result.json")["verdicts"]] for run in (one, two)]
+    words = [[v["word"] for v in run_folder.read_json(run / "result.json")["verdicts"]] for run in (one, two)]
     assert words[0] == words[1]
     for run in (one, two):  # facts of the file hold; the rest was overridden, and is named
         found = {
-            c["name"]: c["relation"] for c in runs.read_json(run / "result.json")["conditions"] if c["deciding"]
+            c["name"]: c["relation"]
+            for c in run_folder.read_json(run / "result.json")["conditions"]
+            if c["deciding"]
         }
         assert found == {
             "weights sha256": "equal",
@@ -214,8 +218,8 @@ def test_published_mode_says_what_lacks_and_still_makes_a_page(tmp_path):
     done = papermill(tmp_path, "-p", "mode", "published")
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path / "runs")
-    assert runs.status(run)["outcome"] == "lacking"
-    assert "published mode was asked for" in runs.status(run)["reason"]
+    assert run_folder.status(run)["outcome"] == "lacking"
+    assert "published mode was asked for" in run_folder.status(run)["reason"]
     page = (run / "report.html").read_text()
     assert "23,040" in page or "23040" in page  # what is published is shown
     assert not (run / "records.jsonl").exists()
@@ -226,12 +230,14 @@ def test_a_machine_that_lacks_something_is_told_what(tmp_path):
     needs = {"needs.memory_gib": 90000.0}
     done = papermill(tmp_path, "-y", yaml.safe_dump({"overrides": needs}))
     assert done.returncode == 0, done.stderr
-    assert "needs 90000 GiB of memory; this machine has" in runs.status(only_run(tmp_path / "runs"))["reason"]
+    assert (
+        "needs 90000 GiB of memory; this machine has" in run_folder.status(only_run(tmp_path / "runs"))["reason"]
+    )
     refused = papermill(
         tmp_path, "-p", "mode", "live", "-y", yaml.safe_dump({"overrides": needs}), runs_dir="live"
     )
     assert refused.returncode != 0
-    status = runs.status(only_run(tmp_path / "live"))
+    status = run_folder.status(only_run(tmp_path / "live"))
     assert (status["outcome"], status["stage"]) == ("failed", "prepare")
 
 
@@ -279,7 +285,7 @@ def test_run_all_in_jupyterlab_gives_the_same_run(tmp_path):
         assert "report.html" in page.outputs(7)
         page.screenshot(tmp_path / "lab.png")
     run = only_run(tmp_path / "runs")
-    assert runs.status(run)["outcome"] == "completed"
+    assert run_folder.status(run)["outcome"] == "completed"
     assert {"report.html", "result.json", "figures/startup.svg", "boots/1.log"} <= files(run)
     assert [c["execution_count"] for c in page.saved_code_cells()] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert not left_below(tmp_path)
@@ -296,7 +302,7 @@ def test_the_stop_button_keeps_the_records_and_leaves_no_process(tmp_path):
         page.stop(timeout_s=60)
         assert "KeyboardInterrupt" in page.outputs(4)
     run = only_run(tmp_path / "runs")
-    status = runs.status(run)
+    status = run_folder.status(run)
     assert (status["outcome"], status["stopped_by"], status["stage"]) == ("stopped", "person", "measure")
-    assert len(runs.read_lines(run / "records.jsonl")) > 6
+    assert len(run_folder.read_lines(run / "records.jsonl")) > 6
     assert not left_below(tmp_path)

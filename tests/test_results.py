@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmrepro import intervals, results
+from llmrepro import intervals, parameters, results, run_folder
 from llmrepro import run as runs
 from llmrepro.client import Event, Record
 
@@ -48,7 +48,7 @@ def record(
 
 @pytest.fixture
 def run(tmp_path):
-    made = runs.create(runs.parameters({"runs_dir": str(tmp_path), "repeats": 3}))
+    made = runs.create(parameters.checked({"runs_dir": str(tmp_path), "repeats": 3}))
     made.write_json("machine.json", {"load_1min": 0.5})
     made.write_json(
         "weights.json",
@@ -220,7 +220,7 @@ def test_the_same_folder_gives_the_same_result_and_names_what_it_read(run):
     run.append(record())
     first = results.compute(run.path)
     assert results.compute(run.path) == first
-    assert first["inputs"]["records.jsonl"] == runs.sha256_of(run.path / "records.jsonl")
+    assert first["inputs"]["records.jsonl"] == run_folder.sha256_of(run.path / "records.jsonl")
     assert set(first["inputs"]) == {
         "recipe.json",
         "recipe.committed.json",
@@ -232,7 +232,7 @@ def test_the_same_folder_gives_the_same_result_and_names_what_it_read(run):
 
 
 def test_a_run_that_measured_nothing_has_a_result_too(tmp_path):
-    made = runs.create(runs.parameters({"runs_dir": str(tmp_path), "mode": "published"}))
+    made = runs.create(parameters.checked({"runs_dir": str(tmp_path), "mode": "published"}))
     made.write_json("machine.json", {})
     result = results.compute(made.path)
     assert {v["word"] for v in result["verdicts"]} == {"not_evaluated"}

@@ -10,9 +10,9 @@ import textwrap
 import pytest
 from pydantic import BaseModel
 
-from llmrepro import catalog
+from llmrepro import catalog, parameters, run_folder
 from llmrepro import run as runs
-from llmrepro.run import RunError
+from llmrepro.run_folder import RunError
 
 
 class Line(BaseModel):
@@ -21,7 +21,7 @@ class Line(BaseModel):
 
 
 def made(tmp_path, **values):
-    return runs.create(runs.parameters({"runs_dir": str(tmp_path), **values}))
+    return runs.create(parameters.checked({"runs_dir": str(tmp_path), **values}))
 
 
 def test_a_folder_holds_the_resolved_recipe_its_parameters_and_its_prompts(tmp_path):
@@ -29,8 +29,8 @@ def test_a_folder_holds_the_resolved_recipe_its_parameters_and_its_prompts(tmp_p
     assert run.path.parent == tmp_path / "smollm2-135m" / "llama-cpp--cpu"
     assert {w.repeats for w in run.recipe.workloads} == {2}
     assert run.parameters.repeats == 2
-    assert len(runs.read_json(run.path / "prompts.json")) == 7
-    assert runs.status(run.path)["outcome"] == "running"
+    assert len(run_folder.read_json(run.path / "prompts.json")) == 7
+    assert run_folder.status(run.path)["outcome"] == "running"
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path):
@@ -50,7 +50,7 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path):
 )
 def test_a_wrong_parameter_is_refused_with_what_would_do(values, said):
     with pytest.raises(RunError, match=said):
-        runs.parameters(values)
+        parameters.checked(values)
 
 
 @pytest.mark.parametrize(
@@ -88,26 +88,26 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
 def test_stages_move_the_status_and_an_error_says_which(tmp_path):
     run = made(tmp_path)
     with run.stage("measure"):
-        assert runs.status(run.path) | {"at": 0} == {"outcome": "running", "stage": "measure", "at": 0}
+        assert run_folder.status(run.path) | {"at": 0} == {"outcome": "running", "stage": "measure", "at": 0}
     with pytest.raises(ZeroDivisionError), run.stage("results"):
         raise ZeroDivisionError("nought")
-    status = runs.status(run.path)
+    status = run_folder.status(run.path)
     assert (status["outcome"], status["stage"], status["reason"]) == ("failed", "results", "nought")
     assert status["next_step"] == "run again: nothing was measured yet"
     run.append(Line(server="a", n=0))
     with pytest.raises(ZeroDivisionError), run.stage("results"):
         raise ZeroDivisionError("nought")
-    assert f"--resume {run.path}" in runs.status(run.path)["next_step"]
+    assert f"--resume {run.path}" in run_folder.status(run.path)["next_step"]
 
 
 def test_a_person_who_stops_a_cell_can_run_it_again(tmp_path):
     run = made(tmp_path)
     with pytest.raises(KeyboardInterrupt), run.stage("measure"):
         raise KeyboardInterrupt
-    assert runs.status(run.path)["outcome"] == "stopped"
-    assert not runs.held(run.path)
+    assert run_folder.status(run.path)["outcome"] == "stopped"
+    assert not run_folder.held(run.path)
     with run.stage("measure"):
-        assert runs.held(run.path)
+        assert run_folder.held(run.path)
 
 
 def test_records_survive_a_kill_and_only_the_torn_last_line_is_lost(tmp_path):
@@ -142,10 +142,10 @@ def test_records_survive_a_kill_and_only_the_torn_last_line_is_lost(tmp_path):
     os.kill(child.pid, signal.SIGKILL)
     told = [int(line) for line in child.stdout.read().split()] or [50]
     child.wait()
-    records = runs.read_lines(run.path / "records.jsonl")
+    records = run_folder.read_lines(run.path / "records.jsonl")
     assert [r["n"] for r in records] == list(range(len(records)))
     assert len(records) >= max(told) - 1 >= 49
-    status = runs.status(run.path)
+    status = run_folder.status(run.path)
     assert status["outcome"] == "interrupted"
     assert "ended during measure" in status["reason"]
 
@@ -155,9 +155,9 @@ def test_a_torn_line_is_dropped_before_the_next_record(tmp_path):
     run.append(Line(server="a", n=0))
     with open(run.path / "records.jsonl", "ab") as file:
         file.write(b'{"server":"a","n":')
-    assert [r["n"] for r in runs.read_lines(run.path / "records.jsonl")] == [0]
+    assert [r["n"] for r in run_folder.read_lines(run.path / "records.jsonl")] == [0]
     run.append(Line(server="a", n=1))
-    assert [r["n"] for r in runs.read_lines(run.path / "records.jsonl")] == [0, 1]
+    assert [r["n"] for r in run_folder.read_lines(run.path / "records.jsonl")] == [0, 1]
 
 
 def test_a_broken_line_elsewhere_is_not_forgiven(tmp_path):
@@ -167,25 +167,25 @@ def test_a_broken_line_elsewhere_is_not_forgiven(tmp_path):
     path = run.path / "records.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"n":1}', b'"n":'))
     with pytest.raises(RunError, match="line 2: not a record"):
-        runs.read_lines(path)
+        run_folder.read_lines(path)
 
 
 def test_resume_refuses_another_recipe_and_other_parameters(tmp_path):
     run = made(tmp_path, repeats=2)
     run.close()
-    runs.create(runs.parameters({"resume": str(run.path)})).close()
+    runs.create(parameters.checked({"resume": str(run.path)})).close()
     with pytest.raises(RunError, match="repeats was 2 in .* and is now 3"):
-        runs.create(runs.parameters({"resume": str(run.path), "repeats": 3}))
+        runs.create(parameters.checked({"resume": str(run.path), "repeats": 3}))
     changed = json.loads((run.path / "recipe.json").read_text())
     changed["engine"]["version"] = "1"
     (run.path / "recipe.json").write_text(json.dumps(changed))
     with pytest.raises(RunError, match="has changed since"):
-        runs.create(runs.parameters({"resume": str(run.path)}))
+        runs.create(parameters.checked({"resume": str(run.path)}))
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):
     with pytest.raises(RunError, match="is missing; is .* a whole run folder"):
-        runs.read_json(tmp_path / "status.json")
+        run_folder.read_json(tmp_path / "status.json")
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(RunError, match="is broken"):
-        runs.read_json(tmp_path / "x.json")
+        run_folder.read_json(tmp_path / "x.json")

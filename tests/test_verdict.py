@@ -2,9 +2,8 @@
 
 import pytest
 
-from llmrepro import catalog, conditions, verdict
-from llmrepro import run as runs
-from llmrepro.recipe import Claim
+from llmrepro import catalog, conditions, parameters, verdict
+from llmrepro.claim import Claim
 
 
 def claim(metric="prompt_tokens", value=None, **changes):
@@ -110,7 +109,7 @@ def test_a_claim_that_needs_statistics_is_not_judged_without_them(value):
 
 def compared(here, **values):
     committed = catalog.load(catalog.DEFAULT)
-    return conditions.compare(committed, runs.resolved(committed, runs.parameters(values)), here)
+    return conditions.compare(committed, parameters.resolved(committed, parameters.checked(values)), here)
 
 
 def test_conditions_are_equal_differ_or_are_unknown():

@@ -7,7 +7,7 @@ from collections import Counter
 import psutil
 import pytest
 
-from llmrepro import catalog, environment, machine, results, weights, workloads
+from llmrepro import catalog, environment, machine, parameters, results, run_folder, weights, workloads
 from llmrepro import run as runs
 from llmrepro.client import Record
 from llmrepro.workloads import MeasureFailure
@@ -25,7 +25,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, prepared):
-    made = runs.create(runs.parameters({"runs_dir": str(tmp_path), "repeats": 2, "overrides": SMALL}))
+    made = runs.create(parameters.checked({"runs_dir": str(tmp_path), "repeats": 2, "overrides": SMALL}))
     made.set_status("running", "measure")
     yield made
     made.close()
@@ -43,7 +43,7 @@ def measure(run, prepared):
 
 
 def read(run):
-    return [Record.model_validate(r) for r in runs.read_lines(run.path / "records.jsonl")]
+    return [Record.model_validate(r) for r in run_folder.read_lines(run.path / "records.jsonl")]
 
 
 def test_salted_prompts_have_the_length_asked_for():
@@ -61,8 +61,8 @@ def test_salted_prompts_have_the_length_asked_for():
 
 
 def test_a_plan_asks_every_case_once_a_round(tmp_path):
-    params = runs.parameters({"repeats": 2})
-    recipe = runs.resolved(catalog.load(catalog.DEFAULT), params)
+    params = parameters.checked({"repeats": 2})
+    recipe = parameters.resolved(catalog.load(catalog.DEFAULT), params)
     plan = workloads.plan(recipe, params)
     assert [j.case for j in plan[:10]] == 2 * list(recipe.workloads[0].cases)
     assert [j.repeat for j in plan[:10]] == 5 * [0] + 5 * [1]
@@ -188,12 +188,12 @@ def test_an_interrupted_run_keeps_its_records_and_resumes_with_what_is_missing(r
         patch.setattr(run, "append", interrupting)
         with pytest.raises(KeyboardInterrupt), run.stage("measure"):
             workloads.measure(run, prepared[0].path, prepared[1])
-    assert runs.status(run.path)["outcome"] == "stopped"
+    assert run_folder.status(run.path)["outcome"] == "stopped"
     assert not servers(run)
     assert len(read(run)) == 7
     left = workloads.missing(run)
     assert len(left) == 10
-    again = runs.create(runs.parameters({"resume": str(run.path)}))
+    again = runs.create(parameters.checked({"resume": str(run.path)}))
     records = measure(again, prepared)
     again.close()
     asked = [(r.workload, r.case, r.repeat) for r in records if not r.warmup]

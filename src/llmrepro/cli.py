@@ -10,8 +10,9 @@ import click
 import yaml
 from pydantic import ValidationError
 
-from llmrepro import catalog
+from llmrepro import catalog, run_folder
 from llmrepro import run as runs
+from llmrepro.parameters import Parameters, checked
 from llmrepro.recipe import RecipeError, json_schema
 
 TEMPLATE = "reproduce.ipynb"
@@ -45,7 +46,7 @@ def list_() -> None:
 
 def _options(command):
     """One option per parameter of the notebooks, so that both are the same list."""
-    for name, field in reversed(runs.Parameters.model_fields.items()):
+    for name, field in reversed(Parameters.model_fields.items()):
         if name == "recipe":
             continue
         flag = f"--{name.replace('_', '-')}"
@@ -64,7 +65,8 @@ def _options(command):
 
 def _is_text(name: str) -> bool:
     """Whether a parameter is a text, which is taken as it stands: 007 stays 007."""
-    return not any(word in str(runs.Parameters.model_fields[name].annotation) for word in ("int", "list", "dict"))
+    annotation = str(Parameters.model_fields[name].annotation)
+    return not any(word in annotation for word in ("int", "list", "dict"))
 
 
 @main.command()
@@ -84,7 +86,7 @@ def run(recipe: str | None, **options) -> None:
     with _sentences():
         given = {n: _value(n, v) for n, v in options.items() if v is not None}
         given |= {"recipe": recipe} if recipe else {}
-        new = runs.create(runs.parameters(given))
+        new = runs.create(checked(given))
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
         path = new.path
@@ -103,22 +105,22 @@ def _value(name: str, given):
     try:
         return yaml.safe_load(given)
     except yaml.YAMLError as error:
-        raise runs.RunError(f"--{name.replace('_', '-')} {given!r} is no YAML: {error}") from None
+        raise run_folder.RunError(f"--{name.replace('_', '-')} {given!r} is no YAML: {error}") from None
 
 
 def _end(path: Path, code: int) -> int:
     """Say how a run ended; what there is of it gets a report even when it did not get to its own."""
-    status = runs.status(path)
+    status = run_folder.status(path)
     if status["outcome"] == "stopped" and code in STOPPED_BY:  # the kernel knows only that it was interrupted
         with contextlib.closing(runs.Run(path)) as run:
             by, reason = STOPPED_BY[code]
             run.set_status("stopped", status["stage"], stopped_by=by, reason=reason, next_step=status["next_step"])
-        status = runs.status(path)
+        status = run_folder.status(path)
     click.echo(f"{status['outcome']}" + (f": {status['reason']}" if status.get("reason") else ""))
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")
     if status["outcome"] in {"completed", "lacking"} and (path / "report.html").exists():
-        for verdict in runs.read_json(path / "result.json")["verdicts"]:
+        for verdict in run_folder.read_json(path / "result.json")["verdicts"]:
             click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
         click.echo(f"report: {path / 'report.html'}")
         return code
@@ -153,7 +155,7 @@ def _sentences():
     """What a person can mend is shown as its sentence, without a traceback."""
     try:
         yield
-    except (RecipeError, runs.RunError) as error:
+    except (RecipeError, run_folder.RunError) as error:
         raise click.ClickException(str(error)) from None
     except UNREADABLE as error:
         raise click.ClickException(

@@ -68,4 +68,7 @@ def _differences(was, now, path: str = "") -> list[tuple]:
 
 
 # What a run may choose freely: more or fewer rounds is n, not another measurement; words are not settings.
-_FREE = {"claims", "needs", "title", "question", "source", "schema_", "repeats", "boots", "profiles"}
+_FREE = {
+    *("claims", "comparisons", "needs", "title", "question", "source", "schema_"),
+    *("repeats", "boots", "profiles"),
+}

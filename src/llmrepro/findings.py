@@ -5,8 +5,10 @@ from pathlib import Path
 
 from llmrepro import results
 from llmrepro.client import Record
+from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
-from llmrepro.run import Parameters, boots, load_recipe, read_json, read_lines, status
+from llmrepro.run import boots, load_recipe
+from llmrepro.run_folder import read_json, read_lines, status
 
 
 @dataclass(frozen=True)

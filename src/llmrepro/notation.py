@@ -2,7 +2,7 @@
 
 from math import floor, log10
 
-from llmrepro.recipe import Value
+from llmrepro.claim import Value
 
 NOTHING = "–"
 DIGITS = 4  # significant ones, where no interval says how many are known

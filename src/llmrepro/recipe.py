@@ -5,94 +5,27 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from llmrepro import terms
+from llmrepro.claim import Claim, Comparison, Conditions, Side
+from llmrepro.parts import (
+    Argument,
+    EngineName,
+    FixName,
+    HttpsUrl,
+    Name,
+    Part,
+    RecipeId,
+    RelativePath,
+    Sha256,
+    Variable,
+    Version,
+)
 
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the text names each key's path and what would be right."""
-
-
-def _known(kind: str, names):
-    def check(value: str) -> str:
-        known = names() if callable(names) else names
-        if value not in known:
-            raise ValueError(f"no {kind} is called {value!r}; {terms.nearest(value, known)}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _relative(value: str) -> str:
-    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
-        raise ValueError(f"{value!r} must be a relative path that stays inside; write it without / or ..")
-    return value
-
-
-def _allowed_argument(value: str) -> str:
-    name = value.partition("=")[0]
-    if name in OTHER_ARGUMENTS:
-        raise ValueError(f"{name} would load, serve or write something that the recipe does not pin; leave it out")
-    if name in KIT_ARGUMENTS:
-        raise ValueError(
-            f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); leave it out"
-        )
-    return value
-
-
-KIT_ARGUMENTS = frozenset(
-    "--host --port --api-key --api-key-file --uds -m --model -a --alias -h --help --usage --version".split()  # noqa: SIM905
-)
-# What would serve another model than the pinned one, open another door, or read and write elsewhere.
-OTHER_ARGUMENTS = frozenset(
-    "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
-    "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
-    "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url".split()
-)
-ENVIRONMENT_ALLOWED = re.compile(
-    r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
-    r"[A-Z0-9_]+|DO_NOT_TRACK"
-)
-# Names that make an engine load code, read or write files, or take its arguments from elsewhere.
-REFUSED_PARTS = re.compile(r"^LLAMA_ARG_|PATH$|LIBRAR|FILE$|PLUGIN|INJECTION|_DIR$")
-REFUSED_VARIABLES = {
-    "LLAMA_API_KEY",
-    "LLAMA_ARG_HOST",
-    "LLAMA_ARG_PORT",
-    "VLLM_API_KEY",
-    "VLLM_PORT",
-    "VLLM_HOST_IP",
-}
-
-
-def _allowed_variable(name: str) -> str:
-    if name in REFUSED_VARIABLES or REFUSED_PARTS.search(name) or not ENVIRONMENT_ALLOWED.fullmatch(name):
-        raise ValueError(
-            f"{name} may not be set by a recipe; only an engine's own variables may, "
-            "and never its host, port or key"
-        )
-    return name
-
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-RecipeId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*$", max_length=120)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-RelativePath = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_relative)]
-HttpsUrl = Annotated[str, Field(pattern=r"^https://[^\s\"'<>]+$", max_length=500)]
-Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$", max_length=80)]
-EngineName = Annotated[str, _known("engine", terms.engines)]
-FixName = Annotated[str, _known("fix", terms.fixes)]
-MetricName = Annotated[str, _known("metric", terms.METRICS)]
-Argument = Annotated[str, Field(max_length=2000), AfterValidator(_allowed_argument)]
-Variable = Annotated[str, AfterValidator(_allowed_variable)]
-Scalar = str | int | float | bool
-
-
-class Part(BaseModel):
-    """A part of a recipe: unknown keys are refused, values are not guessed from other types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Source(Part):
@@ -111,13 +44,6 @@ class Needs(Part):
     compute_capability: str | None = Field(None, pattern=r"^\d+\.\d+$")
     commands: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")]] = []
     minutes: float = Field(5, gt=0, description="Expected minutes of the quick profile, to be said first.")
-
-
-class Conditions(Part):
-    """What was stated about the published measurement; compared with what is found here."""
-
-    deciding: dict[str, Scalar | None] = {}
-    noted: dict[str, Scalar | None] = {}
 
 
 class Install(Part):
@@ -181,7 +107,16 @@ class Weights(Part):
         return self
 
 
+class Conversion(Part):
+    """What the kit makes of the published file before an engine that cannot read it gets it."""
+
+    format: Literal["safetensors"]
+    dtype: Literal["bfloat16", "float16", "float32"]
+    sha256: Sha256 | None = Field(None, description="Of the converted weights, where it was found to be the same.")
+
+
 class Model(Weights):
+    convert: Conversion | None = None
     draft: Weights | None = None
     overlay: Weights | None = None
 
@@ -265,73 +200,6 @@ class Workload(Part):
         return [p.id for p in self.prompts] if self.kind == "chat" else [str(n) for n in self.lengths]
 
 
-class Value(Part):
-    """A published value, in the one form in which it was published."""
-
-    exact: str | int | None = Field(None, description="A fact: equal or not. A whole number, or a text.")
-    point: float | None = None
-    range: tuple[float, float] | None = None
-    about: float | None = None
-    peak: float | None = None
-    at_least: float | None = None
-    completed_to: int | None = Field(None, description="Tokens up to which every request completed.")
-    failed_at: int | None = Field(None, description="Tokens at which a request failed.")
-
-    @model_validator(mode="after")
-    def _one_form(self):
-        if len(self.model_fields_set) != 1 or self.published is None:
-            raise ValueError(f"needs exactly one of {', '.join(type(self).model_fields)}")
-        return self
-
-    @property
-    def form(self) -> str:
-        return next(iter(self.model_fields_set))
-
-    @property
-    def published(self):
-        return getattr(self, self.form)
-
-
-class Tolerance(Part):
-    relative: float = Field(gt=0, lt=1)
-    reason: str
-
-
-class Claim(Part):
-    id: Name
-    title: str = ""
-    server: Name | None = None
-    workload: Name | None = None
-    case: str | None = None
-    metric: MetricName
-    definition: str | None = None
-    statistic: Literal["value", "mean_of_means", "token_weighted", "median", "log_window"] = "value"
-    value: Value
-    unit: str = ""
-    n: int | None = None
-    spread: tuple[float, float] | None = None
-    conditions: Conditions = Conditions()
-    evidence: terms.Evidence
-    locator: str = Field(min_length=1, description="Where exactly it is stated.")
-    tolerance: Tolerance | None = None
-
-    @model_validator(mode="after")
-    def _unit_of_metric(self):
-        unit = terms.METRICS[self.metric].unit
-        if self.unit != unit:
-            raise ValueError(f"{self.metric} is in {unit or 'no unit'!r}, not {self.unit!r}")
-        if self.value.form == "exact":
-            if terms.METRICS[self.metric].better is not None:
-                raise ValueError(f"{self.metric} is measured and never exact; give `point`, `about` or `range`")
-            wanted = str if self.metric == "model.sha256" else int
-            if not isinstance(self.value.exact, wanted):
-                raise ValueError(
-                    f"{self.metric} is a {'text' if wanted is str else 'whole number'}, "
-                    f"found {self.value.exact!r}; mind the quotes"
-                )
-        return self
-
-
 class Safety(Part):
     core_c: float | None = None
     memory_c: float | None = None
@@ -350,6 +218,7 @@ class Recipe(Part):
     servers: list[Server] = Field(min_length=1)
     workloads: list[Workload] = Field(min_length=1)
     claims: list[Claim] = []
+    comparisons: list[Comparison] = Field([], description="Claims across two measurements of this recipe.")
     safety: Safety = Safety()
 
     @model_validator(mode="after")
@@ -357,7 +226,7 @@ class Recipe(Part):
         servers = _unique("server", [s.id for s in self.servers])
         workloads = {w.id: w for w in self.workloads}
         _unique("workload", [w.id for w in self.workloads])
-        _unique("claim", [c.id for c in self.claims])
+        _unique("claim", [c.id for c in (*self.claims, *self.comparisons)])
         for w in self.workloads:
             for name in w.on:
                 if name not in servers:
@@ -376,7 +245,23 @@ class Recipe(Part):
             if c.case is not None and (c.workload is None or c.case not in workloads[c.workload].cases):
                 known = workloads[c.workload].cases if c.workload else []
                 raise ValueError(f"claim {c.id!r}: no case is called {c.case!r}; {terms.nearest(c.case, known)}")
+        for c in self.comparisons:
+            for side in (c.a, c.b):
+                check_side(side, self, f"claim {c.id!r}")
         return self
+
+
+def check_side(side: Side, recipe: Recipe, where: str) -> None:
+    """Raises ValueError when a side names a server, workload or case that its recipe has not."""
+    workloads = {w.id: w for w in recipe.workloads}
+    cases = workloads[side.workload].cases if side.workload in workloads else []
+    for kind, name, known in (
+        ("server", side.server, [s.id for s in recipe.servers]),
+        ("workload", side.workload, list(workloads)),
+        ("case", side.case, cases),
+    ):
+        if name is not None and name not in known:
+            raise ValueError(f"{where}: {recipe.id} has no {kind} {name!r}; {terms.nearest(name, known)}")
 
 
 def _unique(kind: str, ids: list[str]) -> list[str]:

@@ -7,7 +7,8 @@ from statistics import fmean
 from llmrepro import conditions, intervals, metrics, terms, verdict
 from llmrepro.client import Record
 from llmrepro.recipe import Recipe, Workload
-from llmrepro.run import boots, load_recipe, read_json, read_lines, sha256_of
+from llmrepro.run import boots, load_recipe
+from llmrepro.run_folder import read_json, read_lines, sha256_of
 
 INPUTS = ("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl")
 PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")

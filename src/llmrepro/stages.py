@@ -11,13 +11,15 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from llmrepro import catalog, environment, weights, workloads
+from llmrepro import catalog, environment, run_folder, weights, workloads
 from llmrepro import charts as charts_
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro import run as runs
-from llmrepro.run import Parameters, Run, RunError
+from llmrepro.parameters import Parameters, checked
+from llmrepro.run import Run
+from llmrepro.run_folder import RunError
 
 
 def start(values: dict[str, Any]) -> Run:
@@ -27,7 +29,7 @@ def start(values: dict[str, Any]) -> Run:
     """
     injected = _assigned_in_parameter_cells()
     known = {name: values[name] for name in Parameters.model_fields if name in values}
-    params = runs.parameters(known | {name: values.get(name) for name in injected})
+    params = checked(known | {name: values.get(name) for name in injected})
     return runs.create(params)
 
 
@@ -89,7 +91,7 @@ def lacks(run: Run) -> list[str]:
     if run.parameters.mode == "published":
         return ["published mode was asked for"]
     cache = machine_.cache_dir()
-    return machine_.lacks(run.recipe.needs, runs.read_json(run.path / "machine.json"), cache)
+    return machine_.lacks(run.recipe.needs, run_folder.read_json(run.path / "machine.json"), cache)
 
 
 def prepare(run: Run) -> None:
@@ -119,7 +121,7 @@ def prepare(run: Run) -> None:
                 (
                     "weights",
                     f"{path.name}, {path.stat().st_size / 1e6:.0f} MB, sha256 "
-                    f"{runs.read_json(run.path / 'weights.json')['facts']['model.sha256'][:16]}…",
+                    f"{run_folder.read_json(run.path / 'weights.json')['facts']['model.sha256'][:16]}…",
                 ),
             ],
         )
@@ -131,7 +133,7 @@ def measure(run: Run) -> None:
         if lacks(run):
             return
         where = [
-            machine_.expanded(runs.read_json(run.path / name)["path"])
+            machine_.expanded(run_folder.read_json(run.path / name)["path"])
             for name in ("environment.json", "weights.json")
         ]
         workloads.measure(run, *where)

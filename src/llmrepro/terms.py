@@ -10,7 +10,7 @@ Word = Literal["reproduced", "not_reproduced", "inconclusive", "not_comparable",
 Mode = Literal["auto", "live", "published"]
 Profile = Literal["quick", "full"]
 Evidence = Literal["measured", "community", "stated", "computed"]
-WorkloadKind = Literal["chat", "prefill"]
+WorkloadKind = Literal["chat", "prefill", "prefix", "restart"]
 Status = Literal[
     "ok",
     "early_stop",
@@ -38,9 +38,15 @@ class Metric(NamedTuple):
 METRICS = {
     "model.sha256": Metric("sha256 of the weights file", "", None, "weights"),
     "model.bytes": Metric("size of the weights file", "B", None, "weights"),
+    "model.converted_sha256": Metric("sha256 of the converted weights", "", None, "weights"),
     "model.layers": Metric("layers", "", None, "weights"),
     "model.context_tokens": Metric("context the model was trained for", "tok", None, "weights"),
     "kv_bytes_per_token": Metric("KV cache per token, as the engine allocates it", "B/tok", None, "boot"),
+    "kv_tokens": Metric("tokens that the KV cache holds, as the engine prints it", "tok", None, "boot"),
+    "kv_concurrency": Metric("requests of full length that fit, as the engine prints it", "", None, "boot"),
+    "memory.weights_gib": Metric("memory of the weights, as the engine prints it", "GiB", None, "boot"),
+    "memory.kv_gib": Metric("memory for the KV cache, as the engine prints it", "GiB", None, "boot"),
+    "memory.graphs_gib": Metric("memory of captured graphs, as the engine prints it", "GiB", None, "boot"),
     "startup.port_s": Metric("port open", "s", "lower", "boot"),
     "startup.models_s": Metric("/v1/models answers", "s", "lower", "boot"),
     "startup.health_s": Metric("/health says ready", "s", "lower", "boot"),
@@ -62,6 +68,7 @@ METRICS = {
     "prefill_tps.slope": Metric(
         "prefill speed from the slope of TTFT over lengths", "tok/s", "higher", "workload"
     ),
+    "prefix_hit_rate": Metric("share of prompt tokens from the prefix cache", "", None, "workload"),
     "acceptance": Metric("accepted share of drafted tokens", "", "higher", "request"),
 }
 

@@ -7,8 +7,8 @@ Exact claims are judged here. A claim of a rate needs the interval of measured /
 from pydantic import BaseModel
 
 from llmrepro import terms
+from llmrepro.claim import Claim
 from llmrepro.conditions import Condition
-from llmrepro.recipe import Claim
 
 
 class Verdict(BaseModel):

@@ -14,9 +14,11 @@ import requests
 
 from llmrepro import engines, machine, page_cache, server
 from llmrepro.client import Question, Record, ask
+from llmrepro.parameters import Parameters
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server, Workload
-from llmrepro.run import Parameters, Run, boots, now, read_json, read_lines
+from llmrepro.run import Run, boots
+from llmrepro.run_folder import now, read_json, read_lines
 
 ATTEMPTS = 2  # at a request in which the server dies
 DEATHS = 3  # a server is started again after this many deaths, no more

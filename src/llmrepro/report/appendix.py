@@ -10,11 +10,11 @@ from llmrepro import __version__, intervals, metrics, server, terms
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, facts, folded, join, table, tag
 from llmrepro.notation import number
+from llmrepro.parameters import Parameters
 from llmrepro.recipe import Needs
 from llmrepro.report import exchanges
 from llmrepro.report.sections import Section
 from llmrepro.report.values import COLUMNS
-from llmrepro.run import Parameters
 
 NOT_REPEATED = frozenset({"recipe", "resume", "runs_dir"})  # where a run lies is not what it is
 # What has no definition over one request; the others are told by the docstrings of `metrics`.

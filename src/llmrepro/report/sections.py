@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmrepro import intervals, terms
+from llmrepro.claim import Claim
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
 from llmrepro.notation import number, published, quantity
-from llmrepro.recipe import Claim
 from llmrepro.report.values import measured_values, startup
 from llmrepro.report.words import RELATIONS, relation, value, word
 

@@ -1,0 +1,106 @@
+"""The parameters of a run, checked, and what they make of a recipe."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmrepro import catalog, terms
+from llmrepro import recipe as recipes
+from llmrepro.recipe import Recipe
+from llmrepro.run_folder import RunError
+
+
+class Parameters(BaseModel):
+    """The parameters cell of the notebooks. Types are not guessed: papermill's `-p` turns 007 into 7."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    recipe: str = Field(catalog.DEFAULT, description="id, or path of a recipe.json")
+    mode: terms.Mode = Field("auto", description="auto | live | published")
+    profile: terms.Profile = Field("quick", description="quick | full")
+    repeats: int | None = Field(None, ge=1, le=1000, description="rounds per workload; None: the recipe's")
+    servers: list[str] | None = Field(None, description="server ids; None: all of the recipe's")
+    resume: str | None = Field(None, description="a run folder to go on with")
+    runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
+    weights_path: str | None = Field(None, description="your own copy of the weights file")
+    trust: bool = Field(False, description="install what a recipe from elsewhere names")
+    overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
+
+
+LISTS = " Lists and mappings are written as YAML, [default] or {a.b: 1}; with papermill give them with -y"
+WRITTEN = {
+    "list_type": LISTS,
+    "dict_type": LISTS,
+    "string_type": " With papermill use -r for text that looks like a number",
+    "int_type": " With papermill use -p, and no quotes",
+    "bool_type": " With papermill use -p, and no quotes",
+}
+
+
+def checked(values: dict[str, Any]) -> Parameters:
+    """Checked parameters. Raises RunError naming the parameter, what it was, and what would do."""
+    unknown = sorted(set(values) - set(Parameters.model_fields))
+    if unknown:
+        raise RunError(
+            f"no parameter is called {unknown[0]!r}; {terms.nearest(unknown[0], Parameters.model_fields)}"
+        )
+    try:
+        return Parameters.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise RunError(
+            f"parameter {name}: {first['msg']}, found {first['input']!r}; "
+            f"it is: {Parameters.model_fields[name].description}.{WRITTEN.get(first['type'], '')}"
+        ) from None
+
+
+def resolved(recipe: Recipe, params: Parameters) -> Recipe:
+    """The recipe as it will be run: overrides applied, repeats set. Raises RunError."""
+    data = json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True))
+    for path, value in params.overrides.items():
+        _override(data, path.split("."), value, path)
+    try:
+        changed = recipes.validated(
+            data, f"{recipe.id} with overrides {', '.join(params.overrides)}" if params.overrides else recipe.id
+        )
+    except recipes.RecipeError as error:
+        raise RunError(str(error)) from None
+    known = [s.id for s in changed.servers]
+    for name in params.servers or []:
+        if name not in known:
+            raise RunError(f"{recipe.id} has no server {name!r}; {terms.nearest(name, known)}")
+    if params.repeats is None:
+        return changed
+    return changed.model_copy(
+        update={"workloads": [w.model_copy(update={"repeats": params.repeats}) for w in changed.workloads]}
+    )
+
+
+def _override(node, keys: list[str], value, path: str) -> None:
+    for key in keys[:-1]:
+        node = _step(node, key, path)
+    last = keys[-1]
+    if isinstance(node, list):
+        node[node.index(_step(node, last, path))] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise RunError(
+            f"override {path!r}: nothing lies below {'.'.join(keys[:-1])}; give a path into recipe.json"
+        )
+
+
+def _step(node, key: str, path: str):
+    if isinstance(node, list):  # by position, or by the `id` that an entry carries
+        found = [n for i, n in enumerate(node) if str(i) == key or (isinstance(n, dict) and n.get("id") == key)]
+        known = [n["id"] if isinstance(n, dict) and "id" in n else str(i) for i, n in enumerate(node)]
+        if not found:
+            raise RunError(f"override {path!r}: no entry {key!r}; {terms.nearest(key, known)}")
+        return found[0]
+    if isinstance(node, dict):
+        if key not in node:
+            raise RunError(f"override {path!r}: no key {key!r}; {terms.nearest(key, node)}")
+        return node[key]
+    raise RunError(f"override {path!r}: nothing lies below {key!r}; give a path into recipe.json")

@@ -1,0 +1,90 @@
+"""What recipes and studies are made of: names, hashes, paths, and the arguments and variables they may set."""
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from llmrepro import terms
+
+
+def _known(kind: str, names):
+    def check(value: str) -> str:
+        known = names() if callable(names) else names
+        if value not in known:
+            raise ValueError(f"no {kind} is called {value!r}; {terms.nearest(value, known)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _relative(value: str) -> str:
+    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
+        raise ValueError(f"{value!r} must be a relative path that stays inside; write it without / or ..")
+    return value
+
+
+def _allowed_argument(value: str) -> str:
+    name = value.partition("=")[0]
+    if name in OTHER_ARGUMENTS:
+        raise ValueError(f"{name} would load, serve or write something that the recipe does not pin; leave it out")
+    if name in KIT_ARGUMENTS:
+        raise ValueError(
+            f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); leave it out"
+        )
+    return value
+
+
+KIT_ARGUMENTS = frozenset(
+    "--host --port --api-key --api-key-file --uds -m --model -a --alias -h --help --usage --version".split()  # noqa: SIM905
+)
+# What would serve another model than the pinned one, open another door, or read and write elsewhere.
+OTHER_ARGUMENTS = frozenset(
+    "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
+    "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
+    "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url".split()
+)
+ENVIRONMENT_ALLOWED = re.compile(
+    r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
+    r"[A-Z0-9_]+|DO_NOT_TRACK"
+)
+# Names that make an engine load code, read or write files, or take its arguments from elsewhere.
+REFUSED_PARTS = re.compile(r"^LLAMA_ARG_|PATH$|LIBRAR|FILE$|PLUGIN|INJECTION|_DIR$")
+REFUSED_VARIABLES = {
+    "LLAMA_API_KEY",
+    "LLAMA_ARG_HOST",
+    "LLAMA_ARG_PORT",
+    "VLLM_API_KEY",
+    "VLLM_PORT",
+    "VLLM_HOST_IP",
+}
+
+
+def _allowed_variable(name: str) -> str:
+    if name in REFUSED_VARIABLES or REFUSED_PARTS.search(name) or not ENVIRONMENT_ALLOWED.fullmatch(name):
+        raise ValueError(
+            f"{name} may not be set by a recipe; only an engine's own variables may, "
+            "and never its host, port or key"
+        )
+    return name
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+RecipeId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*$", max_length=120)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+RelativePath = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_relative)]
+HttpsUrl = Annotated[str, Field(pattern=r"^https://[^\s\"'<>]+$", max_length=500)]
+Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$", max_length=80)]
+EngineName = Annotated[str, _known("engine", terms.engines)]
+FixName = Annotated[str, _known("fix", terms.fixes)]
+MetricName = Annotated[str, _known("metric", terms.METRICS)]
+Argument = Annotated[str, Field(max_length=2000), AfterValidator(_allowed_argument)]
+Variable = Annotated[str, AfterValidator(_allowed_variable)]
+Scalar = str | int | float | bool
+
+
+class Part(BaseModel):
+    """A part of a recipe: unknown keys are refused, values are not guessed from other types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
