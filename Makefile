@@ -12,13 +12,17 @@ COMPILE := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal -
 	--python-version 3.11 --no-header --emit-build-options $(UPGRADE)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup reproduce test test-engines bench lock schema clean
+.PHONY: setup reproduce compare test test-engines bench lock schema notebooks clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
 
 reproduce: setup
 	$(BIN)/llmrepro run
+
+# About 3 GB of disk for vLLM's environment, once, and some ten minutes on two slow cores.
+compare: setup
+	$(BIN)/llmrepro compare
 
 test: $(VENV)/.ready-to-test
 	$(PYTEST)
@@ -30,9 +34,14 @@ test-engines: $(VENV)/.ready-to-test
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python tests/bench_client.py
 	$(BIN)/python tests/bench_engine.py
+	$(BIN)/python tests/bench_environment.py
 
 schema: setup
 	$(BIN)/llmrepro schema
+
+# One per recipe, from notebooks/reproduce.ipynb: after a change of it or of a recipe.
+notebooks: setup
+	$(BIN)/llmrepro notebooks
 
 # uv comes first and alone, through pip, checked against its own hashes in the lock; it installs the rest.
 $(VENV)/.ready: requirements.lock pyproject.toml
@@ -58,7 +67,8 @@ $(VENV)/.ready-to-test: $(VENV)/.ready tests/requirements.lock
 	@touch $@
 
 # Locks are made against one index, PyPI, whatever this machine's pip is told: hashes differ by index.
-# Which of an engine's packages must be wheels is said in its engine.in.
+# Which of an engine's packages must be wheels is said in its engine.in, which it must not have in engine.exclude,
+# and which index beside PyPI it needs in its recipe.json.
 lock: setup
 	$(COMPILE) --only-binary :all: pyproject.toml -o requirements.lock
 	sed -i -e '1i # The notebook side of llmrepro, every package pinned and hashed. Made by `make lock`.' \
@@ -68,7 +78,11 @@ lock: setup
 	sed -i '1i # What the tests need beside requirements.lock. Made by `make lock`.' tests/requirements.lock
 	@set -e; for wanted in $$(find recipes -name engine.in | sort); do \
 	  echo "Locking $$wanted"; \
-	  $(COMPILE) $$wanted -o $${wanted%.in}.lock; \
+	  index=$$($(BIN)/python -c 'import json, sys; \
+	    print(*json.load(open(sys.argv[1]))["engine"]["install"].get("indexes", []))' $${wanted%engine.in}recipe.json); \
+	  exclude=$${wanted%.in}.exclude; \
+	  UV_INDEX="$$index" UV_INDEX_STRATEGY=unsafe-best-match UV_EXCLUDE=$$(ls $$exclude 2>/dev/null) \
+	    $(COMPILE) $$wanted -o $${wanted%.in}.lock; \
 	  sed -i "1i # The engine of one recipe, pinned and hashed. Made by \`make lock\` from engine.in." \
 	    $${wanted%.in}.lock; \
 	done

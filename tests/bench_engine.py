@@ -11,18 +11,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from llmrepro import (
-    catalog,
-    engines,
-    environment,
-    machine,
-    metrics,
-    parameters,
-    run_folder,
-    server,
-    weights,
-    workloads,
-)
+from llmrepro import bench as benches
+from llmrepro import catalog, engines, environment, machine, metrics, parameters, run_folder, server, weights
 from llmrepro import run as runs
 from llmrepro.progress import Progress
 
@@ -70,11 +60,10 @@ def main(pairs: int) -> None:
     env = environment.prepare(recipe.engine, catalog.home() / RECIPE / "engine.lock", run.path / "install.log")
     model = weights.fetch(recipe.model)
     chat, engine = recipe.workloads[0], engines.load(recipe.engine.name)
-    bench = workloads.Bench(
-        run, recipe, engine, env.path, model, run_folder.read_json(run.path / "prompts.json"), Progress("bench", 1)
-    )
+    texts = run_folder.read_json(run.path / "prompts.json")
+    bench = benches.Bench(run, recipe, engine, env.path, model, texts, Progress("bench", 1), {})
     threads = machine.threads()
-    asked = workloads.question(bench, chat, bench.texts[chat.prompts[0].sha256])
+    asked = benches.question(bench, chat, bench.texts[chat.prompts[0].sha256])
 
     def command(port: int, api_key: str) -> server.Command:
         launch = engine.launch(
@@ -91,10 +80,10 @@ def main(pairs: int) -> None:
 
     ratios, kit, own = [], [], []
     with server.boot(command, folder=run.path, number=1, ready=asked) as boot:
-        depth = workloads.ask_one(boot, asked).prompt_tokens
+        depth = benches.ask_one(boot, asked).prompt_tokens
         for _ in range(pairs):
             own.append(llama_bench(env.path, model, threads, depth))
-            kit.append(metrics.decode_tps(workloads.ask_one(boot, asked)))
+            kit.append(metrics.decode_tps(benches.ask_one(boot, asked)))
             ratios.append(kit[-1] / own[-1])
     run.close()
     print(

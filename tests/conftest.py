@@ -3,9 +3,20 @@ import os
 import pytest
 from browser import chromium
 
+from llmrepro import catalog, environment, weights
+
 
 def pytest_runtest_setup(item):
     """Without Chromium a browser test is skipped and says so; in CI that would hide it, so there it fails."""
     if item.get_closest_marker("browser") and not chromium():
         reason = "no Chromium on the path: install Debian's package chromium to run this test"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """The default recipe's environment and weights."""
+    recipe = catalog.load(catalog.DEFAULT)
+    log = tmp_path_factory.mktemp("install") / "install.log"
+    env = environment.prepare(recipe.engine, catalog.home() / catalog.DEFAULT / "engine.lock", log)
+    return env, weights.fetch(recipe.model)

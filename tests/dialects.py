@@ -24,6 +24,7 @@ class Script:
     finish_gap_s: float | None = None  # None: the finish follows its token at once, as engines do it
     usage: str = "asked"  # asked, never, or a number: a wrong count
     cached_tokens: int | None = 0  # None: not told
+    metrics: bool = False  # times by the server's clock (vllm)
     prompt_tokens: int = 300
     n_ctx: int = 8192
     raw: list[str] = field(default_factory=list)  # events, in place of the dialect's; base64 for bytes "b64:"
@@ -139,62 +140,75 @@ def _llama_cpp(script: Script, chunks: list[int], chat: bool, body: dict[str, An
 
 
 def _vllm(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -> list[Sent]:
+    """As vLLM 0.32 sends it; test_stream holds its form against streams of the real server."""
     sent: list[Sent] = []
     options = body.get("stream_options") or {}
+    with_ids, counts = bool(body.get("return_token_ids")), bool(options.get("continuous_usage_stats"))
+    usage_follows = bool(options.get("include_usage")) and script.usage != "never"
+    print_of_the_build = {"system_fingerprint": "vllm-0.32.0-truth"}
+    prompt_ids = list(range(script.prompt_tokens)) if with_ids else None
     done = 0
 
     def event(
-        at_s: float,
-        choices: list[dict],
-        tokens: int = 0,
-        spoke: bool = False,
-        finish: bool = False,
-        usage: dict | None = None,
+        at_s: float, choices: list[dict], tokens: int = 0, spoke: bool = False, finish: bool = False, **more
     ):
-        kind = "chat.completion.chunk" if chat else "text_completion"
         chunk = {
             "id": "chatcmpl-truth" if chat else "cmpl-truth",
-            "object": kind,
+            "object": "chat.completion.chunk" if chat else "text_completion",
             "created": 1796036458,
             "model": MODEL,
             "choices": choices,
         }
-        if usage or not chat:
-            chunk["usage"] = usage
-        sent.append(Sent(at_s, _data(chunk), tokens, spoke, finish))
+        sent.append(Sent(at_s, _data({**chunk, **more}), tokens, spoke, finish))
 
-    def usage() -> dict | None:
-        return _usage(script, done, body) if options.get("continuous_usage_stats") else None
+    def running() -> dict[str, Any]:
+        told = _usage(script, done, body) if counts else None
+        if told is None:
+            return {}
+        told.pop("prompt_tokens_details", None)
+        return {"usage": told | ({"completion_tokens_details": None} if chat else {})}
 
     if chat:
-        event(
-            script.ttft_s,
-            [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
-            usage=usage(),
-        )
+        role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        more = {"prompt_token_ids": prompt_ids, "prompt_text": None}
+        event(script.ttft_s, [{"index": 0, **role}], **running(), **more)
     ends = script.finish == "stop"
     steps = [*chunks, 1] if ends else chunks
     for i, k in enumerate(steps):
         final = i == len(steps) - 1
         silent = i in script.held or (ends and final)
         text = "" if silent else "".join(WORDS[(done + j) % len(WORDS)] for j in range(k))
-        ids = list(range(1000 + done, 1000 + done + k)) if body.get("return_token_ids") else None
+        ids = list(range(1000 + done, 1000 + done + k)) if with_ids else None
         done += k
         key = script.reasoning_key if i < script.reasoning else "content"
         said = {"delta": {key: text}} if chat else {"text": text}
-        choice = {
-            "index": 0,
-            **said,
-            "logprobs": None,
-            "finish_reason": script.finish if final else None,
-            **({"stop_reason": None} if final or not chat else {}),
-            "token_ids": ids,
-        }
-        event(script.ttft_s + i * script.gap_s, [choice], k, bool(text), final, usage())
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": script.finish if final else None}
+        if final or not chat:
+            choice["stop_reason"] = None
+        if not chat:
+            choice["prompt_token_ids"] = prompt_ids if i == 0 else None
+        more = running() | (print_of_the_build if final and not usage_follows else {})
+        event(script.ttft_s + i * script.gap_s, [{**choice, "token_ids": ids}], k, bool(text), final, **more)
     at_s = script.ttft_s + (len(steps) - 1) * script.gap_s
-    if options.get("include_usage") and script.usage != "never":
-        event(at_s, [], usage=_usage(script, done, body))
+    if usage_follows:
+        told = _usage(script, done, body)
+        if chat and script.cached_tokens is not None:
+            told["prompt_tokens_details"]["created_cache_tokens"] = 0
+        more = {"metrics": _metrics(script, done, at_s)} if script.metrics else {}
+        event(at_s, [], usage=told, **print_of_the_build, **more)
     return [*sent, Sent(at_s, b"data: [DONE]\n\n")]
+
+
+def _metrics(script: Script, done: int, at_s: float) -> dict[str, Any]:
+    """What vLLM adds to the last usage under --enable-per-request-metrics."""
+    decode_ms = (at_s - script.ttft_s) * 1e3
+    return {
+        "time_to_first_token_ms": script.ttft_s * 1e3,
+        "generation_time_ms": decode_ms,
+        "queue_time_ms": 0.01,
+        "mean_itl_ms": decode_ms / max(done - 1, 1),
+        "tokens_per_second": done / at_s,
+    }
 
 
 def _usage(script: Script, done: int, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -202,9 +216,9 @@ def _usage(script: Script, done: int, body: dict[str, Any]) -> dict[str, Any] | 
         return None
     n = done if script.usage == "asked" else int(script.usage)
     told = {
-        "completion_tokens": n,
         "prompt_tokens": script.prompt_tokens,
         "total_tokens": script.prompt_tokens + n,
+        "completion_tokens": n,
     }
     if script.cached_tokens is not None:
         told["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
@@ -226,9 +240,12 @@ def overflow(script: Script, n: int) -> bytes:
         "n_ctx": script.n_ctx,
     }
     if script.dialect == "vllm":
+        # It counts no further than one token too many, so how long the prompt is nobody learns.
+        over = script.n_ctx + 1
         error = {
             "message": f"This model's maximum context length is {script.n_ctx} tokens. However, your prompt "
-            f"contains {n} input tokens. Please reduce the length of the input prompt.",
+            f"contains at least {over} input tokens, which exceeds this limit even without any output tokens. "
+            f"Please reduce the length of the input prompt. (parameter=input_tokens, value={over})",
             "type": "BadRequestError",
             "param": "input_tokens",
             "code": 400,

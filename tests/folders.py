@@ -1,5 +1,6 @@
-"""Run folders for the tests of charts and report, made of records as the client makes them."""
+"""Run folders for the tests of results, charts and report, made of records as the client makes them."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -121,49 +122,36 @@ MACHINE = {
 }
 
 
-def folder(
-    tmp_path: Path,
-    records=(),
-    boots=None,
-    *,
-    outcome="completed",
-    parameters=None,
-    change=None,
-    result=True,
-    **status,
-) -> Path:
-    """A run folder of the default recipe, or of what `change` makes of it, with these records and boots.
+WEIGHTS = {"model.bytes": 98362432, "model.layers": 30, "model.context_tokens": 8192}
 
-    Without records and boots it is that of a machine that measured nothing.
+
+def fill(run: runs.Run, records=(), boots=None, *, outcome="completed", machine=MACHINE, **status) -> None:
+    """What measuring writes to the folder of a run. Records alone are those of one boot; without records and
+    boots it is the folder of a machine that measured nothing.
     """
-    given = {"runs_dir": str(tmp_path / "runs"), **(parameters or {})}
-    if change is not None:
-        given |= {"recipe": str(_changed(tmp_path, change)), "trust": True}
-    run = runs.create(checked(given))
-    run.write_json("machine.json", MACHINE)
+    run.write_json("machine.json", machine)
     if records or boots:
-        run.write_json(
-            "weights.json",
-            {
-                "path": "/data/someone/weights.gguf",
-                "facts": {
-                    "model.sha256": run.recipe.model.files[0].sha256,
-                    "model.bytes": 98362432,
-                    "model.layers": 30,
-                    "model.context_tokens": 8192,
-                },
-            },
-        )
-        run.write_text("engine-freeze.txt", "xllamacpp==2026.10.11549\n")
+        facts = {"model.sha256": run.recipe.model.files[0].sha256, **WEIGHTS}
+        run.write_json("weights.json", {"path": "/data/someone/weights.gguf", "facts": facts})
+        pins = run.recipe.engine.install.pins.items()
+        run.write_text("engine-freeze.txt", "".join(f"{name}=={version}\n" for name, version in pins))
     for number, told in enumerate(boots or ([boot()] if records else []), 1):
         run.write_json(f"boots/{number}.json", told)
     for one in records:
         run.append(one)
-    if result:
-        run.write_json("result.json", results.compute(run.path))
     run.set_status(outcome, "report" if outcome in ("completed", "lacking") else "measure", **status)
-    run.close()
-    return run.path
+
+
+def folder(tmp_path: Path, records=(), boots=None, *, parameters=None, change=None, result=True, **more) -> Path:
+    """A run folder of the default recipe, or of what `change` makes of it; `more` goes to `fill`."""
+    given = {"runs_dir": str(tmp_path / "runs"), **(parameters or {})}
+    if change is not None:
+        given |= {"recipe": str(_changed(tmp_path, change)), "trust": True}
+    with contextlib.closing(runs.create(checked(given))) as run:
+        fill(run, records, boots, **more)
+        if result:
+            run.write_json("result.json", results.compute(run.path))
+        return run.path
 
 
 def two_servers(recipe: dict) -> None:
@@ -172,6 +160,7 @@ def two_servers(recipe: dict) -> None:
     recipe["servers"] = [{**first, "id": "mmap", "boots": 2}, {**first, "id": "mlock", "boots": 2}]
     for workload in recipe["workloads"]:
         workload["on"] = ["mmap", "mlock"]
+    recipe["comparisons"] = []  # of servers that are gone
     for claim in recipe["claims"]:
         if "server" in claim:
             claim["server"] = "mmap"

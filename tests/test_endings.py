@@ -133,6 +133,14 @@ def test_ignore_eos_that_is_ignored_is_early_stop(server):
     assert put(server, chunks=[1] * 8, finish="stop").status == "ok"
 
 
+@pytest.mark.parametrize("dialect", ["llama.cpp", "vllm"])
+def test_an_answer_that_fills_the_context_is_early_stop(server, dialect):
+    """Both engines take max_tokens down in silence where prompt and answer do not fit."""
+    record = put(server, dialect=dialect, chunks=[1] * 11)
+    assert record.status == "early_stop" and "11 tokens of 20" in record.error and "context" in record.error
+    assert record.output_tokens == 11
+
+
 def test_more_tokens_than_asked_are_noted(server):
     record = put(server, chunks=[1] * 30)
     assert record.status == "ok" and any("20 were asked" in note for note in record.notes)

@@ -7,10 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
-import zipfile
-from hashlib import sha256
 
 import pytest
+import uv
+from wheels import write_wheel
 
 from llmrepro import environment
 from llmrepro.environment import EnvironmentFailure
@@ -27,24 +27,12 @@ def engine(**install):
 def index(tmp_path, monkeypatch):
     """A folder of one tiny wheel, and a lock that pins it."""
     folder = tmp_path / "wheels"
-    folder.mkdir()
-    wheel = folder / "toy-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as packed:
-        packed.writestr("toy.py", "answer = 42\n")
-        packed.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-        packed.writestr(
-            "toy-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        packed.writestr(
-            "toy-1.0.dist-info/RECORD",
-            "toy.py,,\ntoy-1.0.dist-info/METADATA,,\ntoy-1.0.dist-info/WHEEL,,\ntoy-1.0.dist-info/RECORD,,\n",
-        )
     lock = tmp_path / "engine.lock"
-    lock.write_text(f"toy==1.0 --hash=sha256:{sha256(wheel.read_bytes()).hexdigest()}\n")
+    lock.write_text(write_wheel(folder, "toy", {"toy.py": "answer = 42\n"}))
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setenv("UV_NO_CACHE", "1")
+    for name in ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_LINK_MODE"):
+        monkeypatch.delenv(name, raising=False)
     return lock
 
 
@@ -100,14 +88,89 @@ def test_a_changed_environment_is_built_anew(tmp_path, index):
         lambda site: (site / "sitecustomize.py").write_text("print('mine')\n"),
     ],
 )
-def test_a_file_that_was_changed_or_added_is_noticed_and_stays_here(tmp_path, index, change, monkeypatch):
-    monkeypatch.delenv("UV_NO_CACHE")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+@pytest.mark.parametrize("whose", ["the kit's", "the user's"])
+def test_a_file_that_was_changed_or_added_is_noticed_and_mended(tmp_path, index, change, whose, monkeypatch):
+    if whose == "the user's":
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     first = prepare(tmp_path, index)
     change(next(first.path.glob("lib/python*/site-packages")))
     again = prepare(tmp_path, index)
     assert again.seconds > 0
     assert subprocess.run([again.python, "-c", "import toy; assert toy.answer == 42"], check=True).returncode == 0
+
+
+def toy(place):
+    return next(place.glob("lib/python*/site-packages/toy.py"))
+
+
+def test_a_cache_of_uv_that_others_use_is_never_linked_to(tmp_path, index, monkeypatch):
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    assert toy(prepare(tmp_path, index).path).stat().st_nlink == 1
+    assert not (tmp_path / "cache" / "uv").exists()
+
+
+def test_the_kits_own_cache_is_linked_to_and_a_change_in_it_comes_into_no_other_environment(tmp_path, index):
+    first = prepare(tmp_path, index)
+    assert toy(first.path).stat().st_nlink > 1  # the room is taken once
+    toy(first.path).write_text("answer = 43\n")  # the same size: only its time and hash tell
+    index.write_text(index.read_text() + "# another environment\n")
+    other = prepare(tmp_path, index)
+    assert other.path != first.path
+    assert toy(other.path).read_text() == "answer = 42\n"
+    assert "fetched anew: toy (toy.py)" in (tmp_path / "install.log").read_text()
+    assert prepare(tmp_path, index).seconds == 0.0
+
+
+def test_every_module_is_compiled_before_any_server_starts(tmp_path, index):
+    index.write_text(write_wheel(tmp_path / "wheels", "toy", {"toy.py": "def answer(): return 42\n"}))
+    found = prepare(tmp_path, index)
+    (compiled,) = toy(found.path).parent.glob("__pycache__/toy.*.pyc")
+    before = compiled.stat()
+    named = subprocess.run(
+        [found.python, "-c", "import toy; print(toy.answer.__code__.co_filename)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert named.stdout.strip() == str(toy(found.path))  # where it lies now, not where it was built
+    assert compiled.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_module_without_source_is_a_change(tmp_path, index):
+    first = prepare(tmp_path, index)
+    toy(first.path).with_name("sneaked.pyc").write_bytes(b"")
+    assert prepare(tmp_path, index).seconds > 0
+
+
+def uv_that_knows_toy_only_from(tmp_path, monkeypatch, url):
+    """The real uv, which finds the wheels only when it is told to look at `url`."""
+    stand_in = tmp_path / "uv-stand-in"
+    stand_in.write_text(
+        f'#!/bin/sh\ncase " $UV_INDEX " in *" {url} "*) unset UV_INDEX ;; *) unset UV_FIND_LINKS ;; esac\n'
+        f'exec {uv.find_uv_bin()} "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: str(stand_in))
+
+
+def test_a_recipes_index_is_asked_when_this_machines_own_have_not_what_the_lock_says(tmp_path, index, monkeypatch):
+    url = "https://example.org/whl/cpu"
+    uv_that_knows_toy_only_from(tmp_path, monkeypatch, url)
+    with pytest.raises(EnvironmentFailure, match="toy"):
+        prepare(tmp_path, index)
+    assert prepare(tmp_path, index, indexes=[url]).freeze == "toy==1.0\n"
+    log = (tmp_path / "install.log").read_text()
+    assert f"once more, with the recipe's indexes: {url}" in log
+    assert log.count("pip sync") == 3  # one in vain, then both ways
+
+
+def test_a_machine_that_is_told_to_use_no_index_asks_no_recipes_index(tmp_path, index, monkeypatch):
+    url = "https://example.org/whl/cpu"
+    uv_that_knows_toy_only_from(tmp_path, monkeypatch, url)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(EnvironmentFailure, match="toy"):
+        prepare(tmp_path, index, indexes=[url])
+    assert "once more" not in (tmp_path / "install.log").read_text()
 
 
 def test_whatever_stands_in_its_place_gives_way(tmp_path, index):
@@ -135,7 +198,7 @@ def test_a_wrong_hash_installs_nothing_and_says_so(tmp_path, index):
     with pytest.raises(EnvironmentFailure, match="installing failed: uv pip ended with") as failed:
         prepare(tmp_path, index)
     assert any("0" * 64 in line for line in failed.value.log_tail)
-    assert not list((tmp_path / "cache" / "environments").glob("*[!k]/.complete"))
+    assert not list((tmp_path / "cache" / "environments").glob("*/.complete"))
 
 
 def test_a_package_that_is_not_to_be_had_is_named(tmp_path, index):
@@ -213,7 +276,6 @@ def test_two_that_need_one_environment_build_it_once(tmp_path, index):
 def test_a_build_that_cannot_be_made_destroys_nothing(tmp_path, index, monkeypatch):
     """An unwritable uv cache once made a good environment look changed, and it was removed."""
     first = prepare(tmp_path, index)
-    monkeypatch.delenv("UV_NO_CACHE")
     monkeypatch.setenv("UV_CACHE_DIR", "/proc/nowhere")
     assert prepare(tmp_path, index).seconds == 0.0
     (first.path / ".complete").write_text("")

@@ -111,6 +111,58 @@ class Server:
 """
 
 
+# One request each, in the wordings of several builds.
+STAMP = "0.08.483.504 I "
+BY_PREFIX = f"{STAMP}slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, "
+LOADED = f"{STAMP}srv          load:  - found better prompt with f_keep = 0.985, f_sim = 0.987\n"
+LRU = (
+    f"{STAMP}slot get_availabl: id  0 | task -1 | selected slot by LRU, t_last = 12028553025\n"
+    f"{STAMP}srv          load:  - looking for better prompt, base f_keep = 0.002, f_sim = 0.003\n"
+)
+ROOM = "W srv         alloc:  - making room for prompt cache entry, removing oldest entry (size = 10.421 MiB)\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (BY_PREFIX + "f_sim_best = 0.996 (> 0.100 thold), f_keep = 0.790\n", ("slot", 0.996, 0.79, 0)),
+        (BY_PREFIX + "sim_best = 0.996 (> 0.100 thold), f_keep = 0.790\n", ("slot", 0.996, 0.79, 0)),
+        (LRU + ROOM + ROOM, (None, 0.003, 0.002, 2)),
+        (LRU + LOADED, ("prompt cache", 0.987, 0.985, 0)),
+        (LRU + LOADED.replace("f_sim", "sim"), ("prompt cache", 0.987, 0.985, 0)),
+        (LRU.splitlines()[0], (None, None, None, 0)),
+    ],
+)
+def test_what_the_log_says_of_a_requests_slot(log, told):
+    found = llama_cpp.request_log(f"something before\n{log}something after\n")
+    assert (found["taken_from"], found["f_sim"], found["f_keep"], found["evicted"]) == told
+
+
+def test_a_log_without_a_slot_says_nothing():
+    assert llama_cpp.request_log(f"{STAMP}srv  update_slots: all slots are idle\n") is None
+
+
+def test_prompt_tokens_are_counted_with_those_from_the_cache():
+    page = (
+        "# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.\n"
+        "# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total 2823\n"
+        "# TYPE llamacpp:prompt_tokens_cached_total counter\nllamacpp:prompt_tokens_cached_total 2334\n"
+    )
+    counted = llama_cpp.counters({"/metrics": page}.get)
+    assert (counted["prefix_queries_tokens"], counted["prefix_hits_tokens"]) == (2823 + 2334, 2334)
+    assert llama_cpp.counters({}.get) == {}, "a server without --metrics counts nothing"
+    assert llama_cpp.counters({"/metrics": page.split("# TYPE llamacpp:prompt_tokens_cached")[0]}.get) == {}
+
+
+def test_memory_that_could_not_be_locked_is_told():
+    refused = "0.00.359.353 W warning: failed to mlock 31866880-byte buffer (after previously locking 0 bytes): "
+    effective = llama_cpp.observe({}.get, f"{refused}Cannot allocate memory\nTry increasing RLIMIT_MEMLOCK")[
+        "effective"
+    ]
+    assert effective["memory_lock"].startswith("failed to mlock 31866880-byte buffer")
+    assert "memory_lock" not in llama_cpp.observe({}.get, "load_tensors: (load_mode = mmap+mlock)")["effective"]
+
+
 @pytest.fixture
 def launcher(tmp_path):
     """The launcher against an xllamacpp that prints the parameters it was given."""

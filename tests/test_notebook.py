@@ -16,6 +16,7 @@ from llmrepro import catalog, parameters, run_folder
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "reproduce.ipynb"
+OWN = ROOT / "notebooks" / f"{catalog.DEFAULT}.ipynb"
 BIN = Path(sys.executable).parent
 SMALL = {"workloads.chat.max_tokens": 20, "workloads.prefill.lengths": [32, 64, 300]}
 STAGES = ["card", "machine", "prepare", "measure", "results", "charts", "report"]
@@ -34,13 +35,13 @@ def command(*argv, cwd, **more):
     )
 
 
-def papermill(tmp_path, *options, runs_dir="runs"):
+def papermill(tmp_path, *options, runs_dir="runs", notebook=OWN):
     return command(
         BIN / "papermill",
         "--log-level",
         "ERROR",
         "--no-progress-bar",
-        NOTEBOOK,
+        notebook,
         tmp_path / "out.ipynb",
         "-p",
         "runs_dir",
@@ -145,9 +146,8 @@ def test_papermill_and_the_command_write_the_same_files(tmp_path):
             for c in run_folder.read_json(run / "result.json")["conditions"]
             if c["deciding"]
         }
-        assert found == {
-            "weights sha256": "equal",
-            "engine version": "equal",
+        assert found["weights sha256"] == found["engine version"] == "equal"
+        assert {name: relation for name, relation in found.items() if relation != "equal"} == {
             "workloads.chat.max_tokens": "differs",
             "workloads.prefill.lengths": "differs",
         }
@@ -155,6 +155,7 @@ def test_papermill_and_the_command_write_the_same_files(tmp_path):
     assert [line.split()[0] for line in by_command.stdout.splitlines() if line.endswith("...")] == STAGES
     executed = nbformat.read(two / "reproduce.ipynb", as_version=4)
     assert all(c.metadata.papermill.status == "completed" for c in executed.cells)
+    assert executed.cells[0].source == nbformat.read(OWN, as_version=4).cells[0].source
     assert not left_below(tmp_path)
     shown = command(
         BIN / "jupyter",
@@ -206,18 +207,20 @@ def test_the_command_refuses_in_one_sentence(tmp_path, arguments, said):
     assert "Traceback" not in refused.stderr
 
 
-def test_the_command_lists_every_recipe_and_a_folder_that_is_no_run_is_told(tmp_path):
+def test_the_command_lists_every_recipe_and_study_and_a_folder_that_is_no_run_is_told(tmp_path):
     shown = command(BIN / "llmrepro", "list", cwd=tmp_path)
-    assert [line.split()[0] for line in shown.stdout.splitlines()] == catalog.ids()
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == [*catalog.ids(), *catalog.studies()]
     told = command(BIN / "llmrepro", "report", tmp_path, cwd=tmp_path)
     assert told.returncode == 1
     assert "is missing; is" in told.stderr
 
 
 def test_published_mode_says_what_lacks_and_still_makes_a_page(tmp_path):
-    done = papermill(tmp_path, "-p", "mode", "published")
+    other = "smollm2-135m/llama-cpp-native--cpu"
+    done = papermill(tmp_path, "-p", "mode", "published", notebook=ROOT / "notebooks" / f"{other}.ipynb")
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path / "runs")
+    assert run_folder.read_json(run / "recipe.json")["id"] == other  # the one that its notebook opens on
     assert run_folder.status(run)["outcome"] == "lacking"
     assert "published mode was asked for" in run_folder.status(run)["reason"]
     page = (run / "report.html").read_text()
@@ -260,9 +263,10 @@ def test_a_recipe_from_elsewhere_installs_nothing_without_trust(tmp_path):
     assert not (only_run(tmp_path / "runs") / "install.log").exists()
 
 
-def mine(folder: Path, **values) -> None:
-    """The notebook as a person edits it: other values in its parameters cell."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def mine(folder: Path, **values) -> str:
+    """The notebook as a person edits it, other values in its parameters cell, in a folder as the committed one.
+    Returns its path below `folder`."""
+    notebook = nbformat.read(OWN, as_version=4)
     cell = next(c for c in notebook.cells if c.id == "parameters")
     for name, value in values.items():
         cell.source, n = re.subn(
@@ -272,14 +276,17 @@ def mine(folder: Path, **values) -> None:
             flags=re.MULTILINE,
         )
         assert n == 1, name
-    nbformat.write(notebook, folder / "reproduce.ipynb")
+    path = folder / f"{catalog.DEFAULT}.ipynb"
+    path.parent.mkdir()
+    nbformat.write(notebook, path)
+    return str(path.relative_to(folder))
 
 
 @pytest.mark.engine
 @pytest.mark.browser
 def test_run_all_in_jupyterlab_gives_the_same_run(tmp_path):
-    mine(tmp_path, runs_dir=str(tmp_path / "runs"), repeats=1, overrides=SMALL)
-    with jupyterlab(tmp_path) as lab, lab.open("reproduce.ipynb") as page:
+    notebook = mine(tmp_path, runs_dir=str(tmp_path / "runs"), repeats=1, overrides=SMALL)
+    with jupyterlab(tmp_path) as lab, lab.open(notebook) as page:
         page.run_all()
         page.wait_done(timeout_s=300)
         assert "report.html" in page.outputs(7)
@@ -294,8 +301,8 @@ def test_run_all_in_jupyterlab_gives_the_same_run(tmp_path):
 @pytest.mark.engine
 @pytest.mark.browser
 def test_the_stop_button_keeps_the_records_and_leaves_no_process(tmp_path):
-    mine(tmp_path, runs_dir=str(tmp_path / "runs"), repeats=100)
-    with jupyterlab(tmp_path) as lab, lab.open("reproduce.ipynb") as page:
+    notebook = mine(tmp_path, runs_dir=str(tmp_path / "runs"), repeats=100)
+    with jupyterlab(tmp_path) as lab, lab.open(notebook) as page:
         page.run_all()
         page.wait_for_output(4, "round 2", timeout_s=120)
         assert any("_llama_cpp_launcher" in word for p in left_below(tmp_path) for word in p.info["cmdline"])

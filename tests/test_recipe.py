@@ -26,8 +26,9 @@ def test_every_recipe_of_the_kit_loads_with_its_prompts_and_its_lock(name):
     recipe = catalog.load(name)
     assert recipe.id == name
     lock = (catalog.home() / name / "engine.lock").read_text()
-    wanted = (catalog.home() / name / "engine.in").read_text().split()
-    assert all(line.partition("=")[0] in lock for line in wanted)
+    wanted = [w for w in (catalog.home() / name / "engine.in").read_text().splitlines() if w and w[0] not in "#-"]
+    assert wanted
+    assert all(f"\n{line.partition('=')[0]}==" in lock for line in wanted)
     assert "--hash=sha256:" in lock
     if recipe.engine.install.kind == "wheel":
         assert all(f"{package}=={version}" in lock for package, version in recipe.engine.install.pins.items())
@@ -50,7 +51,7 @@ def test_the_committed_schema_is_the_models_own():
             lambda d: d["engine"].update(name="lama-cpp"),
             "engine.name: no engine is called 'lama-cpp'; did you mean 'llama-cpp'?",
         ),
-        (lambda d: d["engine"].update(fixes=["cu14"]), "engine.fixes.0: no fix is called 'cu14'"),
+        (lambda d: d["engine"].update(fixes=[{"name": "cu14"}]), "engine.fixes.0.name: no fix is called 'cu14'"),
         (
             lambda d: d["engine"]["install"].update(knd="wheel"),
             "engine.install.knd: unknown key; did you mean 'kind'?",
@@ -194,6 +195,37 @@ def test_a_broken_file_is_refused_at_its_place(tmp_path):
         catalog.load(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("workload", "change", "said"),
+    [
+        (
+            "prefix",
+            {"prompts": []},
+            "needs `text` and `head_tokens` for its head, and as tails at least 3 of `prompts`",
+        ),
+        ("restart", {"head_tokens": None}, "needs `text` and `head_tokens` for its head, and as tails at least 1"),
+        ("prefix", {"cache": "off"}, 'is about the prompt cache; it needs `cache`: "on"'),
+        ("prefix", {"restore": True}, "`fill` belongs to a prefix workload, `restore` to a restart workload"),
+        ("restart", {"fill": 3}, "`fill` belongs to a prefix workload, `restore` to a restart workload"),
+    ],
+)
+def test_a_workload_about_the_caches_says_what_it_needs(data, workload, change, said):
+    next(w for w in data["workloads"] if w["id"] == workload).update(change)
+    assert said in refusal(data)
+
+
+def test_the_cases_of_a_cache_workload_follow_from_what_it_does(data):
+    made = {w.id: w for w in validated(data, "here").workloads}
+    assert made["prefix"].cases[-2:] == ["newest_after_fill", "oldest_after_fill"]
+    assert made["restart"].cases == ["first", "second", "restarted", "restored"]
+    for workload in data["workloads"]:
+        workload.pop("fill", None), workload.pop("restore", None)
+    data["comparisons"] = []
+    made = {w.id: w for w in validated(data, "here").workloads}
+    assert made["prefix"].cases[-1] == "original_again"
+    assert made["restart"].cases == ["first", "second", "restarted"]
+
+
 def test_a_sdist_needs_its_hash(data):
     changed = copy.deepcopy(data)
     changed["engine"]["install"] = {"kind": "sdist", "pins": {"x": "1"}}
@@ -202,4 +234,4 @@ def test_a_sdist_needs_its_hash(data):
 
 def test_every_metric_says_its_unit_and_which_way_is_better():
     assert all(m.better in {"higher", "lower", None} and m.title for m in terms.METRICS.values())
-    assert terms.engines() == ["llama-cpp"]
+    assert terms.engines() == ["llama-cpp", "vllm"]

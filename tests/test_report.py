@@ -123,7 +123,7 @@ def test_every_link_into_the_page_has_its_target_and_no_anchor_is_there_twice(pa
 
 
 def test_claims_show_published_and_found_beside_the_word(page):
-    header, first, second, *_ = table(page, "Claims")
+    header, first, second, *_ = table(page, "Claims against")
     assert header == ["Claim", "Verdict", "Published", "Found here", "Why"]
     assert first[1] == "✓ reproduced"
     assert first[2].startswith("b179c9523d0e… stated: ")
@@ -138,7 +138,9 @@ def test_a_claim_that_does_not_hold_is_told_by_words_and_sign(tmp_path):
     page = soup(folder(tmp_path, [*chat(), *prefill()], change=change))
     assert "9 reproduced, 1 not reproduced" in head(page)
     assert "bad" in page.find("div", class_="verdict")["class"]
-    assert [r[1] for r in table(page, "Claims") if r[0].lower().startswith("layers")] == ["✗ not reproduced"]
+    assert [r[1] for r in table(page, "Claims against") if r[0].lower().startswith("layers")] == [
+        "✗ not reproduced"
+    ]
 
 
 def test_values_have_their_interval_and_the_servers_clock_stands_beside_the_clients(page):

@@ -54,8 +54,8 @@ def test_a_machine_that_lacks_something_gets_what_is_published(tmp_path):
     assert "Nothing was measured here" in head(page)
     assert "All 10 claims are not evaluated." in head(page)
     assert "Why: needs 999 GiB of memory" in head(page)
-    assert {r[1] for r in table(page, "Claims")[1:]} == {"– not evaluated"}
-    assert {r[3] for r in table(page, "Claims")[1:]} == {"–"}
+    assert {r[1] for r in table(page, "Claims against")[1:]} == {"– not evaluated"}
+    assert {r[3] for r in table(page, "Claims against")[1:]} == {"–"}
     assert "1.5 GiB of memory" in dict(table(page, "Pins"))["needs"]
     assert not page.find_all("img")
     assert [h["id"] for h in page.find_all("h2")] == ["claims", "conditions", "machine", "repeat"]

@@ -1,86 +1,13 @@
 """From records to result.json: intervals over rounds and boots, facts, flags; the same folder, the same result."""
 
 import pytest
+from folders import CASES, LENGTHS, boot, folder, record
 
-from llmrepro import intervals, parameters, results, run_folder
-from llmrepro import run as runs
-from llmrepro.client import Event, Record
-
-
-def record(
-    case="code_runs", repeat=0, *, workload="chat", boot=1, tps=100.0, n=48, ttft=0.2, prompt=55, **changes
-):
-    """An answer of n tokens, one per event, at an exact speed after an exact TTFT."""
-    events = [Event(ttft + i / tps, "text", 4, 1) for i in range(n)]
-    last = events[-1].t_s if events else None
-    return Record(
-        **{
-            "server": "default",
-            "boot": boot,
-            "workload": workload,
-            "case": case,
-            "repeat": repeat,
-            "warmup": False,
-            "prompt_sha256": "0" * 64,
-            "endpoint": "/v1/chat/completions",
-            "request": {},
-            "started_at": "2026-01-01T00:00:00.000+00:00",
-            "t_send_ns": 0,
-            "status": "ok",
-            "error": None,
-            "http_status": 200,
-            "events": events,
-            "t_done_s": last,
-            "text": "a b c",
-            "reasoning": "",
-            "finish_reason": "length",
-            "prompt_tokens": prompt,
-            "cached_tokens": 0,
-            "output_tokens": n,
-            "output_tokens_source": "ids",
-            "usage": None,
-            "timings": None,
-            "text_sha256": "0" * 64,
-            **changes,
-        }
-    )
+from llmrepro import intervals, results, run_folder
 
 
-@pytest.fixture
-def run(tmp_path):
-    made = runs.create(parameters.checked({"runs_dir": str(tmp_path), "repeats": 3}))
-    made.write_json("machine.json", {"load_1min": 0.5})
-    made.write_json(
-        "weights.json",
-        {
-            "path": "/w",
-            "facts": {
-                "model.sha256": made.recipe.model.files[0].sha256,
-                "model.bytes": 98362432,
-                "model.layers": 30,
-                "model.context_tokens": 8192,
-            },
-        },
-    )
-    made.write_text("engine-freeze.txt", "xllamacpp==2026.10.11549\n")
-    boot(made, 1)
-    return made
-
-
-def boot(run, number, **told):
-    run.write_json(
-        f"boots/{number}.json",
-        {
-            "server": "default",
-            "replicate": number - 1,
-            "threads": 1,
-            **{
-                "startup": {"startup.first_completion_s": 0.5 + number},
-                "metrics": {"kv_bytes_per_token": 23040},
-                **told,
-            },
-        },
-    )
+def computed(tmp_path, records=(), boots=None, **more) -> dict:
+    return results.compute(folder(tmp_path, records, boots, result=False, **more))
 
 
 def row(result, metric, **where):
@@ -89,10 +16,24 @@ def row(result, metric, **where):
     return found[0]
 
 
-CASES = ("code_runs", "explain_hash", "plan_move", "story_clocks", "story_orchard")
+def lengths(boot=1, *, tps, fixed_s=0.0, jitter_s=1e-3) -> list:
+    """Three rounds over the lengths: a fixed part, and the prompt's tokens at `tps`, each round a jitter later."""
+    return [
+        record(
+            str(n),
+            repeat,
+            workload="prefill",
+            boot=boot,
+            n=4,
+            prompt=n,
+            ttft_s=fixed_s + n / tps + repeat * jitter_s,
+        )
+        for repeat in range(3)
+        for n in LENGTHS
+    ]
 
 
-def test_an_interval_is_students(run):
+def test_an_interval_is_students():
     assert intervals.of([9.0, 10.0, 11.0]) == pytest.approx((10.0, 10 - 2.484, 10 + 2.484, 3), abs=1e-3)
     assert intervals.of([9.0]) == (9.0, None, None, 1)
     assert intervals.of([9.0, 11.0]) == (10.0, None, None, 2)  # t is 12.7 there: it would say nothing
@@ -107,38 +48,35 @@ def test_several_boots_are_the_samples_and_not_their_rounds():
     assert two == pytest.approx(intervals.of([10.0, 20.0]))
 
 
-def test_a_case_is_averaged_over_its_rounds(run):
-    for repeat, tps in enumerate((90.0, 100.0, 110.0)):
-        run.append(record(repeat=repeat, tps=tps))
-    found = row(results.compute(run.path), "decode_tps", case="code_runs")
+def test_a_case_is_averaged_over_its_rounds(tmp_path):
+    asked = [record(repeat=repeat, tps=tps) for repeat, tps in enumerate((90.0, 100.0, 110.0))]
+    found = row(computed(tmp_path, asked), "decode_tps", case="code_runs")
     assert found["value"] == pytest.approx(100.0)
     assert found["n"] == 3
     assert found["high"] - found["value"] == pytest.approx(24.84, abs=0.01)
 
 
-def test_a_suite_is_the_mean_over_prompts_per_round_and_token_weighted_beside_it(run):
-    for repeat in range(3):
-        for case, tps in zip(CASES, (100.0, 100.0, 100.0, 100.0, 50.0), strict=True):
-            run.append(record(case, repeat, tps=tps))
-    result = results.compute(run.path)
+def test_a_suite_is_the_mean_over_prompts_per_round_and_token_weighted_beside_it(tmp_path):
+    speeds = dict(zip(CASES, (100.0, 100.0, 100.0, 100.0, 50.0), strict=True))
+    result = computed(tmp_path, [record(c, r, tps=tps) for r in range(3) for c, tps in speeds.items()])
     assert row(result, "decode_tps", case=None, statistic="mean_of_means")["value"] == pytest.approx(90.0)
     weighted = row(result, "decode_tps", case=None, statistic="token_weighted")
     assert weighted["value"] == pytest.approx(5 / (4 / 100 + 1 / 50))
     assert weighted["n"] == 3  # rounds, not requests
 
 
-def test_a_round_that_lacks_a_case_is_no_round(run):
-    for case in CASES:
-        run.append(record(case, 0))
-    run.append(record(CASES[0], 1))
-    assert row(results.compute(run.path), "decode_tps", statistic="mean_of_means")["n"] == 1
+def test_a_round_that_lacks_a_case_is_no_round(tmp_path):
+    asked = [*(record(case, 0) for case in CASES), record(CASES[0], 1)]
+    assert row(computed(tmp_path, asked), "decode_tps", statistic="mean_of_means")["n"] == 1
 
 
-def test_warm_ups_and_failures_are_kept_out_of_means_and_failures_are_told(run):
-    run.append(record(repeat=0, tps=100.0))
-    run.append(record("warmup", tps=1.0, warmup=True))
-    run.append(record(repeat=1, tps=1.0, status="stream_error", error="cut"))
-    result = results.compute(run.path)
+def test_warm_ups_and_failures_are_kept_out_of_means_and_failures_are_told(tmp_path):
+    asked = [
+        record(repeat=0, tps=100.0),
+        record("warmup", tps=1.0, warmup=True),
+        record(repeat=1, tps=1.0, status="stream_error", error="cut"),
+    ]
+    result = computed(tmp_path, asked)
     assert row(result, "decode_tps", case="code_runs")["value"] == pytest.approx(100.0)
     assert result["requests"]["chat"] == {"ok": 1, "stream_error": 1}
     assert result["flags"] == [
@@ -147,34 +85,21 @@ def test_warm_ups_and_failures_are_kept_out_of_means_and_failures_are_told(run):
     ]
 
 
-def test_the_slope_of_ttft_is_a_prefill_speed_without_the_fixed_part(run):
-    for repeat in range(3):
-        for length in (128, 256, 512):
-            run.append(
-                record(
-                    str(length),
-                    repeat,
-                    workload="prefill",
-                    n=4,
-                    prompt=length,
-                    ttft=0.3 + length / 200 + repeat / 1000,
-                )
-            )
-    result = results.compute(run.path)
+def test_the_slope_of_ttft_is_a_prefill_speed_without_the_fixed_part(tmp_path):
+    result = computed(tmp_path, lengths(tps=200, fixed_s=0.3))
     assert row(result, "prefill_tps.slope")["value"] == pytest.approx(200.0, rel=1e-3)
     assert row(result, "prefill_tps", case="512")["value"] < 190
     assert not [r for r in result["metrics"] if r["metric"] == "prefill_tps" and r["case"] == "128"]
 
 
-def test_start_up_is_averaged_over_boots(run):
-    boot(run, 2)
-    found = row(results.compute(run.path), "startup.first_completion_s")
-    assert (found["value"], found["n"], found["boots"]) == (2.0, 2, 2)
+def test_start_up_is_averaged_over_boots(tmp_path):
+    result = computed(tmp_path, boots=[boot(), boot(replicate=1, scale=3.0)])
+    found = row(result, "startup.first_completion_s")
+    assert (found["value"], found["n"], found["boots"]) == (pytest.approx(2 * 0.6), 2, 2)
 
 
-def test_a_fact_that_varies_has_no_value_and_says_why(run):
-    boot(run, 2, metrics={"kv_bytes_per_token": 1})
-    result = results.compute(run.path)
+def test_a_fact_that_varies_has_no_value_and_says_why(tmp_path):
+    result = computed(tmp_path, boots=[boot(), boot(replicate=1, metrics={"kv_bytes_per_token": 1})])
     found = row(result, "kv_bytes_per_token")
     assert found["value"] is None
     assert found["note"] == "it varied: [1, 23040]"
@@ -182,45 +107,43 @@ def test_a_fact_that_varies_has_no_value_and_says_why(run):
     assert (verdict["word"], verdict["reason"]) == ("not_evaluated", "it varied: [1, 23040]")
 
 
-def test_a_drifting_machine_is_told(run):
-    for repeat in range(3):
-        for case in CASES:
-            run.append(record(case, repeat, tps=100.0 - 10 * repeat))
-    assert any("decode speed of chat drifts by -11" in f for f in results.compute(run.path)["flags"])
+def test_a_drifting_machine_is_told(tmp_path):
+    asked = [record(case, repeat, tps=100.0 - 10 * repeat) for repeat in range(3) for case in CASES]
+    assert any("decode speed of chat drifts by -11" in f for f in computed(tmp_path, asked)["flags"])
 
 
-def test_one_token_over_and_over_is_told(run):
-    run.append(record(text="a " * 48))
-    run.append(record(text="a a a a", n=4))  # a few tokens cannot tell
-    assert any("one token over and over" in f for f in results.compute(run.path)["flags"])
+def test_one_token_over_and_over_is_told(tmp_path):
+    asked = [record(text="a " * 48), record("plan_move", text="a a a a", n=4)]  # a few tokens cannot tell
+    assert "1 of 2 answers are one token over and over" in computed(tmp_path, asked)["flags"]
 
 
-def test_an_answer_without_a_word_is_no_fault(run):
-    run.append(record(text=""))
-    assert results.compute(run.path)["flags"] == []
+def test_an_answer_without_a_word_is_no_fault(tmp_path):
+    assert computed(tmp_path, [record(text="")])["flags"] == []
 
 
-def test_a_busy_machine_is_told(run):
-    run.write_json("machine.json", {"cpu": {"usable_cpus": 2}})
-    boot(run, 2, machine={"load_before": 1.4, "steal_share": 0.01})
-    boot(run, 3, machine={"load_before": 9.0, "steal_share": 0.2})
-    flags = results.compute(run.path)["flags"]
+def test_a_busy_machine_is_told(tmp_path):
+    before = [(0.5, 0.0), (1.4, 0.01), (9.0, 0.2)]  # load, share of steal
+    boots = [
+        boot(replicate=n, machine={"load_before": load, "steal_share": steal})
+        for n, (load, steal) in enumerate(before)
+    ]
+    flags = computed(tmp_path, boots=boots, machine={"cpu": {"usable_cpus": 2}})["flags"]
     assert flags == [
         "boot 3: the machine was busy before it, load 9 on 2 CPUs; close what else runs",
         "boot 3: the hypervisor took 20% of the CPU's time; choose a calmer hour",
     ]
 
 
-def test_the_server_that_counts_otherwise_is_told(run):
-    run.append(record(tps=100.0, timings={"predicted_n": 48, "predicted_ms": 47 / 80 * 1000}))
-    assert any("the client says 100.0, the server 80.0 tok/s" in f for f in results.compute(run.path)["flags"])
+def test_the_server_that_counts_otherwise_is_told(tmp_path):
+    asked = [record(tps=100.0, timings={"predicted_n": 48, "predicted_ms": 47 / 80 * 1000})]
+    assert any("the client says 100.0, the server 80.0 tok/s" in f for f in computed(tmp_path, asked)["flags"])
 
 
-def test_the_same_folder_gives_the_same_result_and_names_what_it_read(run):
-    run.append(record())
-    first = results.compute(run.path)
-    assert results.compute(run.path) == first
-    assert first["inputs"]["records.jsonl"] == run_folder.sha256_of(run.path / "records.jsonl")
+def test_the_same_folder_gives_the_same_result_and_names_what_it_read(tmp_path):
+    path = folder(tmp_path, [record()])
+    first = results.compute(path)
+    assert results.compute(path) == first == run_folder.read_json(path / "result.json")
+    assert first["inputs"]["records.jsonl"] == run_folder.sha256_of(path / "records.jsonl")
     assert set(first["inputs"]) == {
         "recipe.json",
         "recipe.committed.json",
@@ -232,44 +155,37 @@ def test_the_same_folder_gives_the_same_result_and_names_what_it_read(run):
 
 
 def test_a_run_that_measured_nothing_has_a_result_too(tmp_path):
-    made = runs.create(parameters.checked({"runs_dir": str(tmp_path), "mode": "published"}))
-    made.write_json("machine.json", {})
-    result = results.compute(made.path)
+    result = computed(tmp_path, parameters={"mode": "published"}, machine={}, outcome="lacking")
     assert {v["word"] for v in result["verdicts"]} == {"not_evaluated"}
     assert result["metrics"] == []
 
 
-def test_a_boot_that_goes_on_for_a_dead_one_continues_its_rounds(run):
+def test_a_boot_that_goes_on_for_a_dead_one_continues_its_rounds(tmp_path):
     """One replicate in two boots: its rounds are whole, and it is one boot in the interval."""
-    boot(run, 2, replicate=0)
-    for repeat in range(3):
-        for place, case in enumerate(CASES):
-            run.append(record(case, repeat, boot=1 if (repeat, place) < (1, 2) else 2))
-    result = results.compute(run.path)
+    asked = [
+        record(case, repeat, boot=1 if (repeat, place) < (1, 2) else 2)
+        for repeat in range(3)
+        for place, case in enumerate(CASES)
+    ]
+    result = computed(tmp_path, asked, [boot(), boot()])
     found = row(result, "decode_tps", case=None, statistic="mean_of_means")
     assert (found["n"], found["boots"]) == (3, 1)
     assert result["flags"] == []
 
 
-def test_a_record_that_stands_twice_is_told(run):
-    for _ in range(2):
-        run.append(record())
-    assert any("stand more than once" in f for f in results.compute(run.path)["flags"])
+def test_a_record_that_stands_twice_is_told(tmp_path):
+    assert any("stand more than once" in f for f in computed(tmp_path, [record(), record()])["flags"])
 
 
-def test_the_slope_of_several_boots_is_over_the_boots(run):
-    for n, speed in enumerate((100.0, 200.0, 300.0), 1):
-        boot(run, n)
-        for repeat in range(3):
-            for length in (128, 256, 512):
-                ttft = length / speed + repeat / 1e5
-                run.append(record(str(length), repeat, workload="prefill", n=4, prompt=length, ttft=ttft, boot=n))
-    found = row(results.compute(run.path), "prefill_tps.slope")
+def test_the_slope_of_several_boots_is_over_the_boots(tmp_path):
+    asked = [one for n, tps in enumerate((100.0, 200.0, 300.0), 1) for one in lengths(n, tps=tps, jitter_s=1e-5)]
+    result = computed(tmp_path, asked, [boot(replicate=n) for n in range(3)])
+    found = row(result, "prefill_tps.slope")
     assert (found["value"], found["n"], found["boots"]) == (pytest.approx(200.0, rel=1e-3), 3, 3)
     assert found["high"] - found["value"] == pytest.approx(248.4, rel=1e-2)
 
 
 @pytest.mark.parametrize("timing", [10**400, 5e-324, 1e300, -1, True])
-def test_an_impossible_timing_is_no_value(run, timing):
-    run.append(record(timings={"predicted_n": 48, "predicted_ms": timing, "prompt_n": timing, "prompt_ms": 1.0}))
-    assert not [r for r in results.compute(run.path)["metrics"] if r["metric"] == "decode_tps.server"]
+def test_an_impossible_timing_is_no_value(tmp_path, timing):
+    asked = [record(timings={"predicted_n": 48, "predicted_ms": timing, "prompt_n": timing, "prompt_ms": 1.0})]
+    assert not [r for r in computed(tmp_path, asked)["metrics"] if r["metric"] == "decode_tps.server"]

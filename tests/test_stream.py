@@ -1,6 +1,8 @@
 """What a stream says and how many tokens it holds, in every form that engines and mishaps give it."""
 
 import base64
+import json
+from pathlib import Path
 
 import dialects
 import pytest
@@ -149,7 +151,7 @@ def test_an_answer_that_repeats_one_token_is_seen(server):
 )
 def test_no_form_of_the_stream_changes_what_it_says(server, form):
     gap_s = 0.0 if "split_bytes" in form else 0.0005
-    record = put(server, **form, gap_s=gap_s, max_tokens=4, chunks=[1] * 4)
+    record = put(server, **form, gap_s=gap_s, chunks=[1] * 4, body={"max_tokens": 4})
     assert (record.status, record.error, record.notes) == ("ok", None, [])
     assert record.text == said(4) and record.output_tokens == 4
     assert kinds(record).count("ping") == (8 if "comments" in form else 0)
@@ -238,3 +240,120 @@ def test_a_well_formed_stream_is_counted_right_however_it_is_cut(
     assert (counts.prompt_tokens, counts.cached_tokens) == (300, 0)
     if counts.source in ("ids", "usage_delta"):
         assert sum(event.tokens or 0 for event in counts.events) == counts.output_tokens
+
+
+# --- what a real server sent: vLLM 0.32 on a CPU, SmolLM2-135M, whole answers but for the requests' ids ----
+
+CAPTURED = Path(__file__).parent / "data" / "vllm" / "streams"
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+REAL = {  # name: the fields asked that shape the stream, output tokens, finish, prompt and cached tokens
+    "chat-plain": ({}, None, "length", None, None),
+    "chat-usage": ({"stream_options": {"include_usage": True}}, 6, "length", 36, 0),
+    "chat-continuous": ({"stream_options": CONTINUOUS}, 6, "length", 36, 0),
+    "chat-ids": ({"stream_options": {"include_usage": True}, "return_token_ids": True}, 6, "length", 36, 0),
+    "chat-stop": ({"stream_options": CONTINUOUS, "return_token_ids": True}, 8, "stop", 36, 0),
+    "text-plain": ({}, None, "length", None, None),
+    "text-usage": ({"stream_options": {"include_usage": True}}, 6, "length", 4, 0),
+    "text-continuous": ({"stream_options": CONTINUOUS}, 6, "length", 4, 0),
+    "text-ids": ({"stream_options": {"include_usage": True}, "return_token_ids": True}, 6, "length", 4, 0),
+    "text-cached": ({"stream_options": {"include_usage": True}}, 5, "length", 441, 384),
+    "text-speculation": (
+        {"stream_options": {"include_usage": True}, "return_token_ids": True}, 60, "length", 11, 0
+    ),
+}  # fmt: skip
+
+
+def payloads(name: str) -> list[bytes]:
+    reader = stream.Reader()
+    return reader.feed((CAPTURED / f"{name}.sse").read_bytes()) + reader.close()
+
+
+def counted(name: str) -> tuple[stream.Answer, stream.Counts]:
+    answer = stream.read([(i, payload) for i, payload in enumerate(payloads(name))], 0)
+    return answer, stream.count(answer)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_vllm_stream_is_counted_as_the_server_counts(name):
+    body, tokens, finish, prompt, cached = REAL[name]
+    answer, counts = counted(name)
+    assert answer.error is answer.malformed is None and answer.done and answer.finish_reason == finish
+    assert counts.notes == [] and counts.output_tokens == tokens
+    assert (counts.prompt_tokens, counts.cached_tokens) == (prompt, cached)
+    asked = "ids" if "return_token_ids" in body else "usage_delta" if "continuous" in name else "usage"
+    assert counts.source == (asked if tokens else None)
+    if asked != "usage":
+        assert sum(event.tokens or 0 for event in counts.events) == tokens
+    first = next(event for event in counts.events if "text" in event.kind)
+    assert first.tokens == (1 if asked != "usage" else None)
+    assert counts.events[0].kind.startswith("role" if name.startswith("chat") else "text")
+
+
+def test_a_real_end_token_has_no_text_and_is_counted():
+    _, counts = counted("chat-stop")
+    assert [event for event in counts.events if "finish" in event.kind] == [
+        stream.Event(counts.events[-3].t_s, "finish+usage", 0, 1)
+    ]
+
+
+def test_real_speculation_puts_several_tokens_into_an_event_and_tells_its_times():
+    answer, counts = counted("text-speculation")
+    assert max(event.tokens or 0 for event in counts.events) > 1
+    assert len([event for event in counts.events if event.tokens]) < counts.output_tokens
+    told = answer.timings["speculative_decoding"]
+    # every step brings one token beside the accepted ones; the first token comes from the prefill
+    assert told["num_spec_steps"] + told["num_accepted_draft_tokens"] <= counts.output_tokens
+    assert answer.timings["generation_time_ms"] > 0
+
+
+def shape(value):
+    """What an event is made of: its keys and the kinds of their values, the words and numbers left out."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def shapes(data: list[bytes]) -> list:
+    """The shapes of a stream's events in their order, equal ones in a row taken together."""
+    found = [shape(json.loads(payload)) for payload in data if payload.strip() != stream.DONE]
+    return [one for i, one in enumerate(found) if i == 0 or one != found[i - 1]]
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "speculation" not in name])
+def test_the_truth_servers_vllm_sends_what_the_real_one_sent(name):
+    body, _, finish, prompt, cached = REAL[name]
+    script = dialects.Script(
+        dialect="vllm", chunks=[1] * 6, finish=finish, prompt_tokens=prompt or 36, cached_tokens=cached
+    )
+    reader = stream.Reader()
+    sent = b"".join(event.data for event in dialects.answer(script, CHAT if "chat" in name else TEXT, body))
+    assert shapes(reader.feed(sent)) == shapes(payloads(name))
+
+
+@pytest.mark.parametrize(
+    "name, http_status, word, said",
+    [
+        ("chat-long", 400, "context_overflow", "at least 8193 input tokens"),
+        ("chat-wrong-key", 401, "http_error", "API key"),
+        ("chat-bad-type", 400, "http_error", "valid integer"),
+    ],
+)
+def test_a_real_refusal_of_vllm_is_understood(name, http_status, word, said):
+    status, sentence, prompt_tokens = stream.refusal(http_status, (CAPTURED / f"{name}.json").read_bytes())
+    assert status == word and said in sentence
+    assert prompt_tokens is None  # "at least": the server stops counting at one too many
+
+
+def test_the_truth_servers_vllm_refuses_a_long_prompt_in_the_real_ones_words():
+    real = json.loads((CAPTURED / "chat-long.json").read_bytes())
+    assert json.loads(dialects.overflow(dialects.Script(dialect="vllm"), 9000)) == real
+
+
+def test_vllms_own_times_are_read_beside_the_clients(server):
+    body = {"return_token_ids": True, "max_tokens": 40}
+    record = put(server, dialect="vllm", metrics=True, chunks=[1] * 40, gap_s=0.004, ttft_s=0.05, body=body)
+    assert metrics.decode_tps_server(record) == pytest.approx(250, rel=0.01)
+    assert metrics.prefill_tps_server(record) == pytest.approx(300 / 0.05, rel=0.01)
+    assert metrics.decode_tps_server(put(server, dialect="vllm", chunks=[1] * 40, body=body)) is None

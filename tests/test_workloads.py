@@ -7,20 +7,12 @@ from collections import Counter
 import psutil
 import pytest
 
-from llmrepro import catalog, environment, machine, parameters, results, run_folder, weights, workloads
+from llmrepro import catalog, machine, parameters, results, run_folder, weights, workloads
 from llmrepro import run as runs
 from llmrepro.client import Record
 from llmrepro.workloads import MeasureFailure
 
 SMALL = {"workloads.chat.max_tokens": 20, "workloads.prefill.lengths": [32, 64, 300]}
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    recipe = catalog.load(catalog.DEFAULT)
-    log = tmp_path_factory.mktemp("install") / "install.log"
-    env = environment.prepare(recipe.engine, catalog.home() / catalog.DEFAULT / "engine.lock", log)
-    return env, weights.fetch(recipe.model)
 
 
 @pytest.fixture
@@ -44,20 +36,6 @@ def measure(run, prepared):
 
 def read(run):
     return [Record.model_validate(r) for r in run_folder.read_lines(run.path / "records.jsonl")]
-
-
-def test_salted_prompts_have_the_length_asked_for():
-    def count(text):
-        return len(text.split())
-
-    text = " ".join(f"word{i}" for i in range(500))
-    for wanted in (8, 100, 499):
-        assert count(workloads.salted(text, wanted, "s", count)) == wanted
-    assert workloads.salted(text, 50, "one", count) != workloads.salted(text, 50, "two", count)
-    with pytest.raises(
-        MeasureFailure, match="of 50 tokens is wanted and the workload's text has 4; give it a longer text"
-    ):
-        workloads.salted("too short", 50, "s", count)
 
 
 def test_a_plan_asks_every_case_once_a_round(tmp_path):

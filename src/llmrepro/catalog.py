@@ -1,13 +1,17 @@
-"""The recipes there are: found by id in this repository, or by path elsewhere, with the texts of their prompts."""
+"""The recipes and studies there are: found by id in this repository, or by path elsewhere, with their prompts."""
 
 import hashlib
 import json
 from pathlib import Path
 
+from llmrepro import recipe as recipes
+from llmrepro import study as studies_
 from llmrepro import terms
-from llmrepro.recipe import Prompt, Recipe, RecipeError, prompts, validated
+from llmrepro.recipe import Prompt, Recipe, RecipeError
+from llmrepro.study import Arm, Study
 
 DEFAULT = "smollm2-135m/llama-cpp--cpu"
+DEFAULT_STUDY = "smollm2-135m/two-engines"
 
 
 def home() -> Path:
@@ -40,22 +44,58 @@ def path_of(name: str) -> Path:
 def load(name: str) -> Recipe:
     """The recipe of an id or path. Raises RecipeError with every fault it has, each with its key's path."""
     path = path_of(name)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique, parse_constant=_number)
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not UTF-8 ({error.reason}); save it as UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: not JSON: {error}; mend the file at that place") from None
-    recipe = validated(data, str(path))
+    recipe = recipes.validated(_parsed(path), str(path))
     if path.is_relative_to(home()) and recipe.id != str(path.parent.relative_to(home())):
         raise RecipeError(
             f"{path}: id is {recipe.id!r} but the folder says "
             f"{str(path.parent.relative_to(home()))!r}; make them equal"
         )
-    for prompt in prompts(recipe):
+    for prompt in recipes.prompts(recipe):
         if prompt.file is not None:
             prompt_text(prompt, path.parent)
     return recipe
+
+
+def studies() -> list[str]:
+    """Ids of this repository's studies: the JSON files beside the recipes' folders."""
+    return sorted(str(p.relative_to(home()).with_suffix("")) for p in home().glob("*/*.json"))
+
+
+def study_path(name: str) -> Path:
+    """The file of a study's id, or of a path to another one. Raises RecipeError."""
+    if name in studies():
+        return home() / f"{name}.json"
+    path = Path(name).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return path.resolve()
+    raise RecipeError(
+        f"no study is called {name!r}; {terms.nearest(name, studies())}. A study from elsewhere is given as the "
+        "path of its JSON file"
+    )
+
+
+def load_study(name: str) -> Study:
+    """The study of an id or path, held against its arms' recipes. Raises RecipeError with every fault."""
+    path = study_path(name)
+    study = studies_.validated(_parsed(path), str(path))
+    if path.is_relative_to(home()) and study.id != str(path.relative_to(home()).with_suffix("")):
+        raise RecipeError(f"{path}: id is {study.id!r} but the file is called otherwise; make them equal")
+    studies_.check(study, {arm.id: load(recipe_of(arm, path)) for arm in study.arms}, str(path))
+    return study
+
+
+def recipe_of(arm: Arm, study: Path) -> str:
+    """What `load` takes for an arm's recipe: its id, or its path, which a study gives from its own folder."""
+    return arm.recipe if arm.recipe in ids() else str(study.parent / arm.recipe)
+
+
+def _parsed(path: Path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique, parse_constant=_number)
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not UTF-8 ({error.reason}); save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: not JSON: {error}; mend the file at that place") from None
 
 
 def _unique(pairs: list[tuple]) -> dict:

@@ -73,7 +73,7 @@ class Claim(Part):
         if self.value.form == "exact":
             if terms.METRICS[self.metric].better is not None:
                 raise ValueError(f"{self.metric} is measured and never exact; give `point`, `about` or `range`")
-            wanted = str if self.metric == "model.sha256" else int
+            wanted = str if self.metric.endswith("sha256") else int
             if not isinstance(self.value.exact, wanted):
                 raise ValueError(
                     f"{self.metric} is a {'text' if wanted is str else 'whole number'}, "

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import click
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from llmrepro import catalog, run_folder
 from llmrepro import run as runs
+from llmrepro import study as studies_
+from llmrepro.comparison import StudyParameters
 from llmrepro.parameters import Parameters, checked
 from llmrepro.recipe import RecipeError, json_schema
 
-TEMPLATE = "reproduce.ipynb"
+COMPARED = "compare.ipynb"
+EXECUTED = "reproduce.ipynb"  # in the run folder, whichever notebook it was
 # What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
 UNREADABLE = (ValidationError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 STOPPED_BY = {
@@ -33,45 +36,73 @@ def main() -> None:
 
 @main.command("list")
 def list_() -> None:
-    """The recipes of this kit."""
+    """The recipes of this kit, and its studies, which compare them."""
     faults = []
-    for name in catalog.ids():
+    for name, load in (
+        *((i, catalog.load) for i in catalog.ids()),
+        *((i, catalog.load_study) for i in catalog.studies()),
+    ):
         try:
-            click.echo(f"{name:<40} {catalog.load(name).title}")
+            click.echo(f"{name:<40} {load(name).title}")
         except RecipeError as error:
             faults.append(str(error))
     if faults:
         raise click.ClickException("\n".join(faults))
 
 
-def _options(command):
-    """One option per parameter of the notebooks, so that both are the same list."""
-    for name, field in reversed(Parameters.model_fields.items()):
-        if name == "recipe":
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if field.annotation is bool:
-            command = click.option(flag, is_flag=True, default=None, help=field.description)(command)
-        else:
-            shown = None if field.default in (None, {}) else field.default
-            command = click.option(
-                flag,
-                metavar="TEXT" if _is_text(name) else "YAML",
-                show_default=shown or False,
-                help=field.description,
-            )(command)
-    return command
+@main.command()
+@click.argument("recipe", required=False)
+def doctor(recipe: str | None) -> None:
+    """What RECIPE (or every one) needs, whether this machine has it, and what is repaired or adapted here.
+
+    Nothing is installed or fetched. Exits with 1 when something is wrong that can be mended, and says how.
+    """
+    from llmrepro import doctor as doctor_
+
+    faults = 0
+    for name in [recipe] if recipe else catalog.ids():
+        click.echo(name)
+        for check in doctor_.examine(name):
+            click.echo(f"  {check.what:<16} {check.found}")
+            if check.next_step:
+                click.echo(f"  {'→ next':<16} {check.next_step}")
+                faults += 1
+    if faults:
+        raise click.ClickException(f"{faults} thing{'s' * (faults > 1)} to mend; each next step stands above")
 
 
-def _is_text(name: str) -> bool:
+def _options(model: type[BaseModel], *arguments: str):
+    """One option per parameter of a notebook, so that both are the same list, but for the command's arguments."""
+
+    def add(command):
+        for name, field in reversed(model.model_fields.items()):
+            if name in arguments:
+                continue
+            flag = f"--{name.replace('_', '-')}"
+            if field.annotation is bool:
+                command = click.option(flag, is_flag=True, default=None, help=field.description)(command)
+            else:
+                shown = None if field.default in (None, {}) else field.default
+                command = click.option(
+                    flag,
+                    metavar="TEXT" if _is_text(model, name) else "YAML",
+                    show_default=shown or False,
+                    help=field.description,
+                )(command)
+        return command
+
+    return add
+
+
+def _is_text(model: type[BaseModel], name: str) -> bool:
     """Whether a parameter is a text, which is taken as it stands: 007 stays 007."""
-    annotation = str(Parameters.model_fields[name].annotation)
+    annotation = str(model.model_fields[name].annotation)
     return not any(word in annotation for word in ("int", "list", "dict"))
 
 
 @main.command()
 @click.argument("recipe", required=False)
-@_options
+@_options(Parameters, "recipe")
 def run(recipe: str | None, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is.
 
@@ -82,25 +113,66 @@ def run(recipe: str | None, **options) -> None:
     1 or 2 when it could not begin, 3 when a step failed, 4 when its kernel died, 128 + n when signal n stopped it.
     """
     from llmrepro import execution  # papermill takes a second to import: help does not wait
+    from llmrepro import notebooks as notebooks_
 
     with _sentences():
-        given = {n: _value(n, v) for n, v in options.items() if v is not None}
-        given |= {"recipe": recipe} if recipe else {}
+        given = _given(Parameters, options) | ({"recipe": recipe} if recipe else {})
         new = runs.create(checked(given))
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
         path = new.path
-        if sys.stdout.isatty():
-            os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
+        _draw_on_terminal()
         click.echo(f"{new.recipe.id} → {path}")
-        notebook = catalog.home().parent / "notebooks" / TEMPLATE
-        code = execution.execute(notebook, path / TEMPLATE, {**asked, "resume": str(path)})
+        notebook, why = notebooks_.to_execute(new.parameters.recipe)
+        if why:
+            click.echo(why)
+        code = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)})
         code = _end(path, code)
     sys.exit(code)
 
 
-def _value(name: str, given):
-    if _is_text(name) or isinstance(given, bool):
+@main.command()
+@click.argument("study_or_runs", nargs=-1)
+@_options(StudyParameters, "study", "runs")
+def compare(study_or_runs: tuple[str, ...], **options) -> None:
+    """Measure the arms of a STUDY in turns and hold them against each other, or compare RUNS that are there.
+
+    Give a study (its id or the path of its JSON file; the first when left out), or run folders, or both: then the
+    runs are judged by the study's claims and nothing is measured. Options and exit codes are those of `run`.
+    """
+    from llmrepro import comparison, execution
+
+    with _sentences():
+        folders = [given for given in study_or_runs if Path(given).expanduser().is_dir()]
+        studies = [given for given in study_or_runs if given not in folders]
+        if len(studies) > 1:
+            raise run_folder.RunError(f"{studies[1]!r} is no run folder, and only one study can be given")
+        given = _given(StudyParameters, options) | ({"runs": folders} if folders else {})
+        given |= {"study": studies[0]} if studies else {"study": None} if folders else {}
+        new = comparison.create(checked(given, StudyParameters))
+        path, name = new.path, new.study.id
+        asked = new.parameters.model_dump(exclude_defaults=True)
+        new.close()  # the notebook's kernel takes the folder over
+        _draw_on_terminal()
+        click.echo(f"{name} → {path}")
+        notebook = catalog.home().parent / "notebooks" / COMPARED
+        code = execution.execute(notebook, path / COMPARED, {**asked, "resume": str(path)})
+        code = _end(path, code)
+    sys.exit(code)
+
+
+def _draw_on_terminal() -> None:
+    """Tell the kernel, which has no terminal of its own, where its progress can be drawn."""
+    if sys.stdout.isatty():
+        os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
+
+
+def _given(model: type[BaseModel], options: dict) -> dict:
+    return {n: _value(model, n, v) for n, v in options.items() if v is not None}
+
+
+def _value(model: type[BaseModel], name: str, given):
+    if _is_text(model, name) or isinstance(given, bool):
         return given
     try:
         return yaml.safe_load(given)
@@ -112,7 +184,7 @@ def _end(path: Path, code: int) -> int:
     """Say how a run ended; what there is of it gets a report even when it did not get to its own."""
     status = run_folder.status(path)
     if status["outcome"] == "stopped" and code in STOPPED_BY:  # the kernel knows only that it was interrupted
-        with contextlib.closing(runs.Run(path)) as run:
+        with contextlib.closing(run_folder.Folder(path)) as run:
             by, reason = STOPPED_BY[code]
             run.set_status("stopped", status["stage"], stopped_by=by, reason=reason, next_step=status["next_step"])
         status = run_folder.status(path)
@@ -120,7 +192,8 @@ def _end(path: Path, code: int) -> int:
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")
     if status["outcome"] in {"completed", "lacking"} and (path / "report.html").exists():
-        for verdict in run_folder.read_json(path / "result.json")["verdicts"]:
+        result = run_folder.read_json(path / "result.json")
+        for verdict in (*result.get("verdicts", []), *result["comparisons"]):
             click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
         click.echo(f"report: {path / 'report.html'}")
         return code
@@ -144,10 +217,26 @@ def _report(folder: Path) -> Path:
 
 @main.command()
 def schema() -> None:
-    """Write recipes/schema.json, from which editors complete recipes."""
-    target = catalog.home() / "schema.json"
-    target.write_text(json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    click.echo(target)
+    """Write recipes/schema.json and recipes/study.schema.json, from which editors complete recipes and studies."""
+    for name, made in (("schema.json", json_schema()), ("study.schema.json", studies_.json_schema())):
+        target = catalog.home() / name
+        target.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        click.echo(target)
+
+
+@main.command()
+def notebooks() -> None:
+    """Write every recipe's notebook, from notebooks/reproduce.ipynb and the recipe."""
+    from llmrepro import notebooks as made
+
+    try:
+        done = made.write()
+    except ValueError as error:  # a recipe's, the template's
+        raise click.ClickException(str(error)) from None
+    for what, path in done:
+        click.echo(f"{what:<9} {path}")
+    if any(what == "no recipe" for what, _ in done):
+        click.echo("a notebook without a recipe is not deleted here: delete it if its recipe is gone")
 
 
 @contextlib.contextmanager

@@ -96,7 +96,12 @@ class Record(pydantic.BaseModel):
         None, description="share of the most frequent token id, where the server tells ids"
     )
     usage: dict[str, Any] | None = None
-    timings: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = pydantic.Field(
+        None, description="times by the engine's own clock: llama.cpp's `timings`, vLLM's `metrics`"
+    )
+    engine_log: dict[str, Any] | None = pydantic.Field(
+        None, description="what the engine logged of its prompt cache during the request"
+    )
     text_sha256: str = ""
 
 
@@ -340,6 +345,13 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
             error = (
                 f"the server ended after {counts.output_tokens} tokens, ignore_eos asked for {asked}; "
                 "check that it honours ignore_eos, and its context limit"
+            )
+        elif said.finish_reason == "length" and counts.output_tokens < asked:
+            # vLLM and llama.cpp both take max_tokens down without a word where prompt and answer fill the context.
+            status = "early_stop"
+            error = (
+                f"the server ended for length after {counts.output_tokens} tokens of {asked}: its context is "
+                "full; ask for less, or serve with a longer context"
             )
         if counts.output_tokens > asked + 1:  # an end token may be counted beside them
             notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked: not used")

@@ -3,6 +3,7 @@
 import json
 from typing import Literal, NamedTuple
 
+from llmrepro.claim import Conditions
 from llmrepro.recipe import Recipe
 
 Relation = Literal["equal", "differs", "unknown_here", "unstated_there"]
@@ -21,22 +22,31 @@ def compare(committed: Recipe, resolved: Recipe, here: dict) -> list[Condition]:
     recipe's own conditions use. What a run changed against the committed recipe is a deciding condition.
     """
     found = [
-        _condition("weights sha256", True, committed.model.files[0].sha256, here.get("weights_sha256")),
-        _condition("engine version", True, committed.engine.version, here.get("engine_version")),
+        condition("weights sha256", True, committed.model.files[0].sha256, here.get("weights_sha256")),
+        condition("engine version", True, committed.engine.version, here.get("engine_version")),
     ]
-    for deciding, stated in ((True, committed.conditions.deciding), (False, committed.conditions.noted)):
-        found += [_condition(name, deciding, value, here.get(name)) for name, value in stated.items()]
+    found += stated(committed.conditions, here)
     found += [
-        _condition(path, True, was, now)
+        condition(path, True, was, now)
         for path, was, now in _differences(
             json.loads(committed.model_dump_json()), json.loads(resolved.model_dump_json())
         )
     ]
-    noted = ("threads", "adaptations", "load_1min", "steal_share")
-    return found + [_condition(name, False, None, here[name]) for name in noted if here.get(name) is not None]
+    noted = ("threads", "fixes", "adaptations", "load_1min", "steal_share")
+    return found + [condition(name, False, None, here[name]) for name in noted if here.get(name) is not None]
 
 
-def _condition(name: str, deciding: bool, published, here) -> Condition:
+def stated(bound: Conditions, here: dict) -> list[Condition]:
+    """The conditions that a claim itself is bound to, against what was found here by the same names."""
+    return [
+        condition(name, deciding, value, here.get(name))
+        for deciding, values in ((True, bound.deciding), (False, bound.noted))
+        for name, value in values.items()
+    ]
+
+
+def condition(name: str, deciding: bool, published, here) -> Condition:
+    """One condition with its relation; None is unstated there, or unknown here."""
     relation = (
         "unstated_there"
         if published is None

@@ -10,37 +10,22 @@ import hashlib
 import json
 import os
 import platform
-import re
-import select
 import shutil
-import signal
-import stat
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uv
 
-from llmrepro import engines, machine, package_index
+from llmrepro import contents, engines, fixes, installation, machine
+from llmrepro.installation import EnvironmentFailure, plain_environment
 from llmrepro.progress import Progress
 from llmrepro.recipe import Engine
 
-TICK_S = 0.5
-RECIPE_OF_BUILD = 2  # raise it when the steps below change what they make
-
-
-class EnvironmentFailure(RuntimeError):
-    """An environment that could not be built; `log_tail` is how its log ended, `next_step` what to do."""
-
-    def __init__(self, message: str, log: Path | None = None, next_step: str = ""):
-        self.log_tail = log.read_text(errors="replace").splitlines()[-15:] if log and log.exists() else []
-        self.next_step = next_step or (f"read {log}" if log else "")
-        tail = "".join(f"\n    {line}" for line in self.log_tail)
-        super().__init__(f"{message}; {self.next_step}{tail}")
+RECIPE_OF_BUILD = 3  # raise it when the steps below change what they make
 
 
 @dataclass(frozen=True)
@@ -49,26 +34,25 @@ class Environment:
     key: str
     freeze: str  # `name==version` lines, as installed
     seconds: float  # that its building took; 0.0 when it was there already
+    fixes: list[dict] = field(default_factory=list)  # {name, needed, applied, why, evidence, exports}, in order
 
     @property
     def python(self) -> Path:
         return self.path / "bin" / "python"
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """What the engine is started with; `fixes.exported` fills in {environment} and {PATH}."""
+        return {name: value for fix in self.fixes for name, value in fix["exports"].items()}
 
 
 def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) -> Environment:
     """The environment of an engine: reused when complete and unchanged, else built. `log` gets every tool's
     output. Raises EnvironmentFailure.
     """
-    if not lock.is_file():
-        raise EnvironmentFailure(
-            f"{lock} is missing, and no engine is installed without a hashed lock",
-            next_step="restore it, or make it beside engine.in with `uv pip compile --universal --generate-hashes "
-            "engine.in -o engine.lock`",
-        )
-    _checked(lock)
-    python = _interpreter(engine.install.python)
-    key = key_of(engine, lock, python)
-    place = (cache or machine.cache_dir()) / "environments" / key
+    python = _usable(engine, lock)
+    place = _place(engine, lock, python, cache)
+    key = place.name
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +60,7 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
             f"the cache folder cannot be written: {error}", next_step="name another in LLMREPRO_CACHE"
         ) from None
     with _locked(place.with_suffix(".lock")) as held:
-        found = _complete(place, engine)
+        found = complete(place, engine)
         if found is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"environment {key} was there already, complete and unchanged\n", encoding="utf-8")
@@ -85,19 +69,37 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
         for left_over in (part, old):
             _remove(left_over)
         start = time.monotonic()
-        _build(engine, lock, python, part, log, held)
-        for program in engines.load(engine.name).programs(engine.install):
-            if not (part / program).exists():
-                raise EnvironmentFailure(f"{engine.name} was installed but {program} is not there", log)
-        freeze = _freeze(part)
-        seconds = round(time.monotonic() - start, 1)
-        marker = {"key": key, "freeze": freeze, "files": _files(part), "seconds": seconds}
-        (part / ".complete").write_text(json.dumps(marker))
+        told = _build(engine, lock, python, part, place, log, held)
+        told = {"key": key, **told, "seconds": round(time.monotonic() - start, 1)}
+        (part / ".complete").write_text(json.dumps(told))
         if place.is_symlink() or place.exists():  # changed by somebody: kept until the new one is whole
             os.rename(place, old)
         os.rename(part, place)
         _remove(old)
-        return Environment(place, key, _with_source(engine, freeze), seconds)
+        return _environment(place, engine, told, told["seconds"])
+
+
+def place_of(engine: Engine, lock: Path, cache: Path | None = None) -> Path:
+    """Where `prepare` has an engine's environment, there or not. Raises EnvironmentFailure when it could not be
+    built: a lock that is missing or holds more than pins, a Python that is not here.
+    """
+    return _place(engine, lock, _usable(engine, lock), cache)
+
+
+def _usable(engine: Engine, lock: Path) -> Path:
+    """The interpreter for an engine whose lock can be used."""
+    if not lock.is_file():
+        raise EnvironmentFailure(
+            f"{lock} is missing, and no engine is installed without a hashed lock",
+            next_step="restore it, or make it beside engine.in with `uv pip compile --universal --generate-hashes "
+            "engine.in -o engine.lock`",
+        )
+    _checked(lock)
+    return interpreter(engine.install.python)
+
+
+def _place(engine: Engine, lock: Path, python: Path, cache: Path | None) -> Path:
+    return (cache or machine.cache_dir()) / "environments" / key_of(engine, lock, python)
 
 
 def key_of(engine: Engine, lock: Path, python: Path) -> str:
@@ -110,7 +112,7 @@ def key_of(engine: Engine, lock: Path, python: Path) -> str:
         "python": version.stdout.strip(),
         "platform": sysconfig.get_platform(),
         "libc": platform.libc_ver(),
-        "fixes": engine.fixes,
+        "fixes": [f.model_dump(mode="json") for f in engine.fixes],
         "install": engine.install.model_dump(mode="json"),
         "steps": RECIPE_OF_BUILD,
     }
@@ -141,129 +143,65 @@ def _checked(lock: Path) -> None:
             )
 
 
-def _build(engine: Engine, lock: Path, python: Path, part: Path, log: Path, held: int) -> None:
+def _build(engine: Engine, lock: Path, python: Path, part: Path, place: Path, log: Path, held: int) -> dict:
+    """Everything from nothing to what the marker says: packages, programs, fixes."""
     pins = ", ".join(f"{n} {v}" for n, v in engine.install.pins.items())
     log.parent.mkdir(parents=True, exist_ok=True)
+    cache = place.parent.parent
     with Progress(f"install {pins}", 100) as bar:
-        step = _Steps(log, bar, held)
-        # relocatable: it is moved into place, and its scripts must not name the place it was built in
-        step([uv.find_uv_bin(), "venv", "--relocatable", "--python", str(python), str(part)], "environment")
-        options = ["--require-hashes", "--only-binary", ":all:", "--compile-bytecode"]
-        step(
-            [uv.find_uv_bin(), "pip", "sync", *options, "--python", str(part / "bin/python"), str(lock)],
-            "packages",
-        )
-        if engine.install.kind == "sdist":
-            _build_source(engine, part, step)
+        step = installation.Steps(log, bar, held, cache)
+        found = installation.fill(engine, lock, python, part, step, _changed(place))
+        for program in engines.load(engine.name).programs(engine.install):
+            if not (part / program).exists():
+                raise EnvironmentFailure(f"{engine.name} was installed but {program} is not there", log)
+        told = {"freeze": _freeze(part), "fixes": _repair(engine, part, lock.parent, cache, step)}
+        told["files"] = contents.digest(contents.files(part) if engine.fixes else found)
         bar.to(100, "done")
+    return told
 
 
-def _build_source(engine: Engine, part: Path, step) -> None:
-    ((name, version),) = engine.install.pins.items()
-    folder = part / "source"
-    folder.mkdir()
+def _changed(place: Path) -> dict[str, str]:
+    """The packages that somebody changed in the environment that gives way to a new one."""
     try:
-        archive = package_index.download(
-            f"{name}=={version}",
-            folder,
-            kind="sdist",
-            sha256=engine.install.sha256,
-            progress=lambda done, total: step.bar.to(0, "source"),
-        )
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
-    except (package_index.PackageIndexError, tarfile.TarError, OSError) as error:
-        raise EnvironmentFailure(str(error), step.log) from None
-    sources = [p for p in folder.iterdir() if p.is_dir()]
-    for argv in engines.load(engine.name).build(sources[0], part, engine.install):
-        step(argv, "build", cwd=sources[0])
-    shutil.rmtree(folder)  # only the programs are kept
+        return contents.altered(place, contents.files(place))
+    except (OSError, ValueError):  # nothing there, or nothing that was ever an environment
+        return {}
 
 
-class _Steps:
-    """Runs one tool after the other, all output into the log, the share done read from `[12/212]`.
-
-    A tool that outlives a killed kernel holds `held`, the environment's lock, until it ends: nobody builds
-    beside it. It ends soon, at its next word, since nobody reads it any more.
-    """
-
-    def __init__(self, log: Path, bar: Progress, held: int):
-        self.log, self.bar, self.held = log, bar, held
-
-    def __call__(self, argv: list[str], what: str, cwd: Path | None = None) -> None:
-        with open(self.log, "ab", buffering=0) as log:
-            log.write(f"$ {' '.join(argv)}\n".encode())
-            try:
-                with _started(argv, cwd, self.held) as process:
-                    self._follow(process.stdout.fileno(), log, what)
-            except FileNotFoundError:
-                raise EnvironmentFailure(
-                    f"{argv[0]} is missing", self.log, "install it, or restore the notebook environment"
-                ) from None
-        if process.returncode != 0:
+def _repair(engine: Engine, part: Path, beside: Path, cache: Path, step) -> list[dict]:
+    made = []
+    for fix in engine.fixes:
+        step.bar.to(99, f"fix {fix.name}")
+        try:
+            made.append(fixes.repair(part, fix, beside, cache))
+        except fixes.FixFailure as failure:
+            step.say(f"# fix {fix.name} failed: {failure}; {failure.next_step}")
             raise EnvironmentFailure(
-                f"installing failed: {Path(argv[0]).name} {argv[1]} ended with {process.returncode}", self.log
-            )
-
-    def _follow(self, output: int, log, what: str) -> None:
-        done = 0.0
-        while True:
-            if select.select([output], [], [], TICK_S)[0]:
-                said = os.read(output, 65536)
-                if not said:
-                    return
-                log.write(said)
-                shares = re.findall(rb"\[(\d+)/(\d+)\]", said)
-                done = 100 * int(shares[-1][0]) / int(shares[-1][1]) if shares else done
-            self.bar.to(done, what)
+                f"the fix {fix.name} failed: {failure}", next_step=failure.next_step
+            ) from None
+        step.say(f"# fix {fix.name}: {json.dumps(made[-1])}")
+    return made
 
 
-@contextlib.contextmanager
-def _started(argv: list[str], cwd: Path | None, held: int):
-    process = subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env={**_plain_environment(), **package_index.uv_environment()},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=[held],
-        start_new_session=True,
-    )
+def complete(place: Path, engine: Engine) -> Environment | None:
+    """The environment at a place when it is whole and still holds what was installed, else None: it is built
+    anew at its next use."""
     try:
-        yield process
-        process.wait()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):  # the compilers below it go with their session
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        raise
-    finally:
-        process.stdout.close()
-
-
-def _complete(place: Path, engine: Engine) -> Environment | None:
-    """The environment at a place when it is complete and still holds what was installed, else None."""
-    try:
-        marker = json.loads((place / ".complete").read_text())
-        files, freeze = marker["files"], marker["freeze"]
+        told = json.loads((place / ".complete").read_text())
+        found = _environment(place, engine, told, 0.0)
+        digest = told["files"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     programs = engines.load(engine.name).programs(engine.install)
     whole = all((place / p).exists() for p in [*programs, "bin/python"])
-    if place.is_symlink() or not whole or files != _files(place):
+    if place.is_symlink() or not whole or digest != contents.digest(contents.files(place)):
         return None  # somebody changed it: it is built anew
-    return Environment(place, place.name, _with_source(engine, freeze), 0.0)
+    return found
 
 
-def _files(place: Path) -> str:
-    """sha256 over path, size and time of every file but bytecode: one added, changed or gone makes it another."""
-    found = sorted(
-        (str(p.relative_to(place)), s.st_size, s.st_mtime_ns)
-        for p in place.rglob("*")
-        if p.suffix != ".pyc" and p.name != ".complete" and stat.S_ISREG((s := p.lstat()).st_mode)
-    )
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+def _environment(place: Path, engine: Engine, told: dict, seconds: float) -> Environment:
+    freeze = _with_source(engine, told["freeze"])
+    return Environment(place, place.name, freeze, seconds, told["fixes"])
 
 
 def _freeze(place: Path) -> str:
@@ -272,7 +210,7 @@ def _freeze(place: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env=_plain_environment(),
+        env=plain_environment(),
     )
     if shown.returncode != 0:
         raise EnvironmentFailure(
@@ -290,21 +228,11 @@ def _with_source(engine: Engine, freeze: str) -> str:
     )
 
 
-def _plain_environment() -> dict[str, str]:
-    """This process's environment, without what points tools at another Python or makes them write colours:
-    Jupyter's kernels set CLICOLOR_FORCE, and a coloured version number is no version number."""
-    ours = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "CLICOLOR_FORCE", "FORCE_COLOR"}
-    return {
-        **{k: v for k, v in os.environ.items() if k not in ours},
-        "NO_COLOR": "1",
-        "UV_PYTHON_DOWNLOADS": "never",
-        # hard links would let a change here reach uv's cache, and from there every other environment
-        "UV_LINK_MODE": os.environ.get("UV_LINK_MODE", "copy"),
-    }
+def interpreter(wanted: str | None) -> Path:
+    """The Python an environment is made with: the notebook's own, or an installed one of a pinned version.
 
-
-def _interpreter(wanted: str | None) -> Path:
-    """The Python an environment is made with: the notebook's own, or an installed one of a pinned version."""
+    Raises EnvironmentFailure when that version is not here.
+    """
     if wanted is None:
         return Path(sys.executable)
     found = subprocess.run(
@@ -312,7 +240,7 @@ def _interpreter(wanted: str | None) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        env=_plain_environment(),
+        env=plain_environment(),
     )
     if found.returncode != 0:
         raise EnvironmentFailure(

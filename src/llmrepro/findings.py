@@ -30,6 +30,30 @@ class Findings:
         """The requests that count: not the warm-ups."""
         return [r for r in self.records if not r.warmup]
 
+    @property
+    def servers(self) -> list[str]:
+        """Ids of the servers that were started, in the recipe's order."""
+        started = {boot["server"] for boot in self.boots.values()}
+        return [s.id for s in self.recipe.servers if s.id in started]
+
+    @property
+    def judged(self) -> list[dict]:
+        """The verdicts of the claims that this run could decide: those against a published value, then those
+        across two measurements."""
+        return [v for v in self._verdicts if v["claim"] not in self.out_of_profile]
+
+    @property
+    def out_of_profile(self) -> set[str]:
+        """Ids of the claims about workloads that this run's profile leaves out."""
+        asked = {w.id for w in self.recipe.workloads if self.parameters.profile in w.profiles}
+        about = [(c.id, {c.workload}) for c in self.recipe.claims]
+        about += [(c.id, {c.a.workload, c.b.workload}) for c in self.recipe.comparisons]
+        return {claim for claim, workloads in about if workloads - asked - {None}}
+
+    @property
+    def _verdicts(self) -> list[dict]:
+        return [*self.result["verdicts"], *self.result["comparisons"]]
+
     def rows(self, metric: str, **where) -> list[dict]:
         """Rows of result.json of one metric, with these values of server, workload, case or statistic."""
         return [

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from llmrepro.client import Event, Record
 
+ANSWERED = ("ok", "early_stop")  # statuses of answers that are measured
 MIN_DECODE_TOKENS = 16
 LEAST_TIMING, LARGEST_TIMING = 1e-6, 1e12
 MIN_PREFILL_TOKENS = 256
@@ -56,6 +57,12 @@ def prompt_tokens(record: Record) -> int | None:
 def cached_tokens(record: Record) -> int | None:
     """Prompt tokens taken from the cache; untold, never 0, where the server does not tell."""
     return record.cached_tokens
+
+
+def prefix_hit_rate(record: Record) -> float | None:
+    """Cached / prompt tokens of one request; untold where either is."""
+    n, cached = record.prompt_tokens, record.cached_tokens
+    return cached / n if n and cached is not None and cached <= n else None
 
 
 def k0(record: Record) -> int | None:
@@ -150,28 +157,39 @@ def prefill_tps_published_2026_10(record: Record) -> float | None:
 
 
 def decode_tps_server(record: Record) -> float | None:
-    """(predicted_n - 1) / predicted_ms from the engine's own timings.
+    """(predicted_n - 1) / predicted_ms from llama.cpp's timings, (N - k0) / generation_time_ms from vLLM's.
 
-    Recomputed: builds differ in whether `predicted_per_second` counts the first token.
+    Recomputed: builds differ in whether `predicted_per_second` counts the first token, and vLLM's
+    `tokens_per_second` counts the prefill. vLLM's interval runs from the first output to the last.
     """
     n, ms = _timing(record, "predicted_n"), _timing(record, "predicted_ms")
-    return (n - 1) / ms * 1e3 if n and ms and n - 1 >= MIN_DECODE_TOKENS else None
+    after_first = n - 1 if n else 0
+    if n is None and record.output_tokens is not None:
+        after_first, ms = record.output_tokens - (k0(record) or 1), _timing(record, "generation_time_ms")
+    return after_first / ms * 1e3 if ms and after_first >= MIN_DECODE_TOKENS else None
 
 
 def prefill_tps_server(record: Record) -> float | None:
-    """prompt_n / prompt_ms from the engine's own timings; prompt_n leaves cached tokens out.
+    """prompt_n / prompt_ms from llama.cpp's timings, whose prompt_n leaves cached tokens out; (prompt tokens -
+    cached) / time_to_first_token_ms from vLLM's, which runs from scheduling to the first output.
 
     Untold under 256 prompt tokens, cached ones counted in, as for `prefill_tps`.
     """
     n, ms = _timing(record, "prompt_n"), _timing(record, "prompt_ms")
+    if n is None and record.prompt_tokens is not None and record.cached_tokens is not None:
+        n, ms = record.prompt_tokens - record.cached_tokens, _timing(record, "time_to_first_token_ms")
     if not n or not ms or (record.prompt_tokens or n) < MIN_PREFILL_TOKENS:
         return None
     return n / ms * 1e3
 
 
 def acceptance(record: Record) -> float | None:
-    """Accepted / drafted tokens of speculation, from llama.cpp's timings; untold when nothing was drafted."""
+    """Accepted / drafted tokens of speculation, as llama.cpp's timings tell them or vLLM's metrics (0.32,
+    --per-request-spec-decode-metrics); untold when nothing was drafted."""
     drafted, accepted = _timing(record, "draft_n"), _timing(record, "draft_n_accepted")
+    told = (record.timings or {}).get("speculative_decoding")
+    if drafted is None and isinstance(told, dict):
+        drafted, accepted = _number(told, "num_draft_tokens"), _number(told, "num_accepted_draft_tokens")
     return accepted / drafted if drafted and accepted is not None else None
 
 
@@ -193,6 +211,7 @@ DEFINITIONS: dict[str, Definition] = {
     "output_tokens": output_tokens,
     "prompt_tokens": prompt_tokens,
     "cached_tokens": cached_tokens,
+    "prefix_hit_rate": prefix_hit_rate,
     "k0": k0,
     "t_first_s": t_first_s,
     "t_last_s": t_last_s,
@@ -221,7 +240,11 @@ def _kinds(event: Event) -> set[str]:
 
 
 def _timing(record: Record, key: str) -> float | None:
-    value = (record.timings or {}).get(key)
+    return _number(record.timings or {}, key)
+
+
+def _number(holder: dict, key: str) -> float | None:
+    value = holder.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # outside of this it is no count and no time in ms, and its ratio would be no number

@@ -1,7 +1,7 @@
 """The parameters of a run, checked, and what they make of a recipe."""
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,7 @@ class Parameters(BaseModel):
     profile: terms.Profile = Field("quick", description="quick | full")
     repeats: int | None = Field(None, ge=1, le=1000, description="rounds per workload; None: the recipe's")
     servers: list[str] | None = Field(None, description="server ids; None: all of the recipe's")
+    workloads: list[str] | None = Field(None, description="workload ids; None: those of the profile")
     resume: str | None = Field(None, description="a run folder to go on with")
     runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
     weights_path: str | None = Field(None, description="your own copy of the weights file")
@@ -28,6 +29,7 @@ class Parameters(BaseModel):
     overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
 
 
+AnyParameters = TypeVar("AnyParameters", bound=BaseModel)
 LISTS = " Lists and mappings are written as YAML, [default] or {a.b: 1}; with papermill give them with -y"
 WRITTEN = {
     "list_type": LISTS,
@@ -38,21 +40,19 @@ WRITTEN = {
 }
 
 
-def checked(values: dict[str, Any]) -> Parameters:
+def checked(values: dict[str, Any], model: type[AnyParameters] = Parameters) -> AnyParameters:
     """Checked parameters. Raises RunError naming the parameter, what it was, and what would do."""
-    unknown = sorted(set(values) - set(Parameters.model_fields))
+    unknown = sorted(set(values) - set(model.model_fields))
     if unknown:
-        raise RunError(
-            f"no parameter is called {unknown[0]!r}; {terms.nearest(unknown[0], Parameters.model_fields)}"
-        )
+        raise RunError(f"no parameter is called {unknown[0]!r}; {terms.nearest(unknown[0], model.model_fields)}")
     try:
-        return Parameters.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         raise RunError(
             f"parameter {name}: {first['msg']}, found {first['input']!r}; "
-            f"it is: {Parameters.model_fields[name].description}.{WRITTEN.get(first['type'], '')}"
+            f"it is: {model.model_fields[name].description}.{WRITTEN.get(first['type'], '')}"
         ) from None
 
 
@@ -67,10 +67,14 @@ def resolved(recipe: Recipe, params: Parameters) -> Recipe:
         )
     except recipes.RecipeError as error:
         raise RunError(str(error)) from None
-    known = [s.id for s in changed.servers]
-    for name in params.servers or []:
-        if name not in known:
-            raise RunError(f"{recipe.id} has no server {name!r}; {terms.nearest(name, known)}")
+    for kind, wanted, there in (
+        ("server", params.servers, changed.servers),
+        ("workload", params.workloads, changed.workloads),
+    ):
+        known = [one.id for one in there]
+        for name in wanted or []:
+            if name not in known:
+                raise RunError(f"{recipe.id} has no {kind} {name!r}; {terms.nearest(name, known)}")
     if params.repeats is None:
         return changed
     return changed.model_copy(

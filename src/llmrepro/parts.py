@@ -4,7 +4,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from llmrepro import terms
 
@@ -27,6 +27,8 @@ def _relative(value: str) -> str:
 
 def _allowed_argument(value: str) -> str:
     name = value.partition("=")[0]
+    if name.startswith("--"):  # vLLM takes --max_model_len for --max-model-len, and --x.y for a part of --x
+        name = name.replace("_", "-").partition(".")[0]
     if name in OTHER_ARGUMENTS:
         raise ValueError(f"{name} would load, serve or write something that the recipe does not pin; leave it out")
     if name in KIT_ARGUMENTS:
@@ -37,13 +39,21 @@ def _allowed_argument(value: str) -> str:
 
 
 KIT_ARGUMENTS = frozenset(
-    "--host --port --api-key --api-key-file --uds -m --model -a --alias -h --help --usage --version".split()  # noqa: SIM905
+    "--host --port --api-key --api-key-file --uds -m --model -a --alias --served-model-name "  # noqa: SIM905
+    "-h --help --usage --version".split()
 )
 # What would serve another model than the pinned one, open another door, or read and write elsewhere.
 OTHER_ARGUMENTS = frozenset(
     "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
     "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
-    "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url".split()
+    "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url "
+    # vLLM's
+    "--tokenizer --hf-config-path --download-dir --load-format --model-loader-extra-config "
+    "--model-class-overrides --lora-modules --allowed-local-media-path --worker-cls --worker-extension-cls "
+    "--logits-processors "
+    "--middleware --tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin --log-config-file "
+    "--root-path --ssl-keyfile --ssl-certfile --ssl-ca-certs --allow-credentials --allowed-origins --headless "
+    "--data-parallel-address --data-parallel-rpc-port --master-addr --node-rank --kv-transfer-config".split()
 )
 ENVIRONMENT_ALLOWED = re.compile(
     r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
@@ -56,6 +66,7 @@ REFUSED_VARIABLES = {
     "LLAMA_ARG_HOST",
     "LLAMA_ARG_PORT",
     "VLLM_API_KEY",
+    "VLLM_CACHE_ROOT",
     "VLLM_PORT",
     "VLLM_HOST_IP",
 }
@@ -88,3 +99,52 @@ class Part(BaseModel):
     """A part of a recipe: unknown keys are refused, values are not guessed from other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def unique(kind: str, ids: list[str]) -> list[str]:
+    """The ids. Raises ValueError when two are equal."""
+    twice = {i for i in ids if ids.count(i) > 1}
+    if twice:
+        raise ValueError(f"two {kind}s have the id {sorted(twice)[0]!r}; give each its own")
+    return ids
+
+
+def sentences(error: ValidationError, schema: dict) -> str:
+    """What is wrong, a line each: the key's path, and what would be right by the JSON `schema` of the model."""
+    return "\n".join(f"  {_sentence(e, schema)}" for e in error.errors())
+
+
+def _sentence(error, schema: dict) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or f"the {schema['title'].lower()}"
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(error["loc"][:-1], schema)
+        return f"{where}: unknown key; {terms.nearest(str(error['loc'][-1]), known)}"
+    if error["type"] == "missing":
+        return f"{where}: is needed and absent"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":
+        message = f"does not have the form {error['ctx']['pattern']}"
+    given = error.get("input")
+    found = "" if error["type"] == "value_error" or isinstance(given, dict | list) else f" (found {given!r})"
+    return f"{where}: {message}{found}"
+
+
+def _keys_at(loc, schema: dict) -> list[str]:
+    """Keys that the schema knows at an error's place, so that the nearest one can be named."""
+    node = schema
+    for part in loc:
+        node = _deref(node, schema)
+        if isinstance(part, int):
+            node = node.get("items", {})
+        elif part in node.get("properties", {}):
+            node = node["properties"][part]
+        elif "anyOf" in node:  # loc names the member of a union by its class
+            node = next((m for m in node["anyOf"] if m.get("$ref", "").endswith(f"/{part}")), {})
+    node = _deref(node, schema)
+    for member in node.get("anyOf", []):
+        node = _deref(member, schema) if "$ref" in member else node
+    return list(node.get("properties", {}))
+
+
+def _deref(node, schema):
+    return schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node

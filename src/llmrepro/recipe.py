@@ -21,7 +21,17 @@ from llmrepro.parts import (
     Sha256,
     Variable,
     Version,
+    sentences,
+    unique,
 )
+
+# The cases of the workloads whose requests are one another's history, in the order in which a round asks them.
+AFTER_FILL = ("newest_after_fill", "oldest_after_fill")
+CASES = {
+    "prefix": ("uncached", "new_tail", "new_tail_2", "changed_head", "original_again", *AFTER_FILL),
+    "restart": ("first", "second", "restarted", "restored"),
+}
+TAILS = {"prefix": 3, "restart": 1}
 
 
 class RecipeError(ValueError):
@@ -67,11 +77,49 @@ class Install(Part):
         return self
 
 
+class GitFile(Part):
+    """One file of a public repository at one commit."""
+
+    repo: HttpsUrl
+    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    path: RelativePath
+
+
+class Patch(Part):
+    """A unified diff whose paths are of the form a/module.py, b/module.py below the package's folder."""
+
+    file: RelativePath | None = Field(None, description="A patch file of ours, in the recipe's folder.")
+    source: GitFile | None = Field(None, description="A publication's own: fetched at run time, never committed.")
+    sha256: Sha256
+
+    @model_validator(mode="after")
+    def _is_somewhere(self):
+        if (self.file is None) == (self.source is None):
+            raise ValueError("needs either `file` (a patch of ours) or `source` (a publication's)")
+        return self
+
+
+class Fix(Part):
+    """A repair that is a build step of the engine's environment."""
+
+    name: FixName
+    package: Name | None = Field(None, description="For patch-package: the import name of what is patched.")
+    patches: list[Patch] = Field([], description="For patch-package: applied in this order.")
+
+    @model_validator(mode="after")
+    def _fits_name(self):
+        if self.name == "patch-package" and (self.package is None or not self.patches):
+            raise ValueError("patch-package needs `package` and at least one of `patches`")
+        if self.name != "patch-package" and (self.package is not None or self.patches):
+            raise ValueError(f"{self.name} takes no `package` and no `patches`; leave them out")
+        return self
+
+
 class Engine(Part):
     name: EngineName
     version: Version
     install: Install
-    fixes: list[FixName] = []
+    fixes: list[Fix] = []
 
 
 class WeightsFile(Part):
@@ -112,13 +160,18 @@ class Conversion(Part):
 
     format: Literal["safetensors"]
     dtype: Literal["bfloat16", "float16", "float32"]
-    sha256: Sha256 | None = Field(None, description="Of the converted weights, where it was found to be the same.")
 
 
 class Model(Weights):
     convert: Conversion | None = None
     draft: Weights | None = None
     overlay: Weights | None = None
+
+    @model_validator(mode="after")
+    def _can_convert(self):
+        if self.convert is not None and (self.format != "gguf" or len(self.files) != 1):
+            raise ValueError("only a single GGUF file can be converted")
+        return self
 
 
 class Server(Part):
@@ -128,12 +181,9 @@ class Server(Part):
     boots: int = Field(1, ge=1, le=100)
 
 
-class PromptSource(Part):
+class PromptSource(GitFile):
     """A publication's own prompt: fetched at run time, never committed."""
 
-    repo: HttpsUrl
-    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    path: RelativePath
     literal: str | None = None
     slice: tuple[int, int] | None = None
 
@@ -173,7 +223,12 @@ class Workload(Part):
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
     prompts: list[Prompt] = []
     lengths: list[Annotated[int, Field(ge=8)]] = Field([], description="Prompt tokens, for `prefill`.")
-    text: Prompt | None = Field(None, description="What `prefill` prompts are cut from.")
+    text: Prompt | None = Field(
+        None, description="What long prompts are cut from; for `prefix` and `restart`, their heads."
+    )
+    head_tokens: int | None = Field(None, ge=32, description="Tokens of the head, for `prefix` and `restart`.")
+    fill: int = Field(0, ge=0, le=1000, description="For `prefix`: other heads asked to make the cache overflow.")
+    restore: bool = Field(False, description="For `restart`: a case with the prompt cache saved and restored.")
     max_tokens: int = Field(gt=0)
     ignore_eos: bool = False
     cache: Literal["off", "on"] = Field("off", description="off: no prompt may be served from a prefix cache.")
@@ -188,6 +243,17 @@ class Workload(Part):
             raise ValueError("a chat workload needs `prompts`")
         if self.kind == "prefill" and (not self.lengths or self.text is None):
             raise ValueError("a prefill workload needs `lengths` and `text`")
+        if self.kind in CASES:
+            tails = TAILS[self.kind]
+            if self.text is None or self.head_tokens is None or len(self.prompts) < tails:
+                raise ValueError(
+                    f"a {self.kind} workload needs `text` and `head_tokens` for its head, and as tails at least "
+                    f"{tails} of `prompts`"
+                )
+            if self.cache == "off":
+                raise ValueError(f'a {self.kind} workload is about the prompt cache; it needs `cache`: "on"')
+        if (self.fill and self.kind != "prefix") or (self.restore and self.kind != "restart"):
+            raise ValueError("`fill` belongs to a prefix workload, `restore` to a restart workload; leave it out")
         ids = [p.id for p in self.prompts]
         if len(set(ids)) < len(ids):
             raise ValueError("two prompts have one id; give each its own")
@@ -197,6 +263,9 @@ class Workload(Part):
 
     @property
     def cases(self) -> list[str]:
+        if self.kind in CASES:
+            left_out = {*(() if self.fill else AFTER_FILL), *(() if self.restore else ("restored",))}
+            return [c for c in CASES[self.kind] if c not in left_out]
         return [p.id for p in self.prompts] if self.kind == "chat" else [str(n) for n in self.lengths]
 
 
@@ -223,10 +292,10 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _names_resolve(self):
-        servers = _unique("server", [s.id for s in self.servers])
+        servers = unique("server", [s.id for s in self.servers])
         workloads = {w.id: w for w in self.workloads}
-        _unique("workload", [w.id for w in self.workloads])
-        _unique("claim", [c.id for c in (*self.claims, *self.comparisons)])
+        unique("workload", [w.id for w in self.workloads])
+        unique("claim", [c.id for c in (*self.claims, *self.comparisons)])
         for w in self.workloads:
             for name in w.on:
                 if name not in servers:
@@ -264,56 +333,12 @@ def check_side(side: Side, recipe: Recipe, where: str) -> None:
             raise ValueError(f"{where}: {recipe.id} has no {kind} {name!r}; {terms.nearest(name, known)}")
 
 
-def _unique(kind: str, ids: list[str]) -> list[str]:
-    twice = {i for i in ids if ids.count(i) > 1}
-    if twice:
-        raise ValueError(f"two {kind}s have the id {sorted(twice)[0]!r}; give each its own")
-    return ids
-
-
 def validated(data: Any, where: str) -> Recipe:
     """A Recipe from parsed JSON. Raises RecipeError."""
     try:
         return Recipe.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        raise RecipeError(f"{where}:\n" + "\n".join(f"  {_sentence(e)}" for e in error.errors())) from None
-
-
-def _sentence(error) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "the recipe"
-    if error["type"] == "extra_forbidden":
-        known = _keys_at(error["loc"][:-1])
-        return f"{where}: unknown key; {terms.nearest(str(error['loc'][-1]), known)}"
-    if error["type"] == "missing":
-        return f"{where}: is needed and absent"
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "string_pattern_mismatch":
-        message = f"does not have the form {error['ctx']['pattern']}"
-    given = error.get("input")
-    found = "" if error["type"] == "value_error" or isinstance(given, dict | list) else f" (found {given!r})"
-    return f"{where}: {message}{found}"
-
-
-def _keys_at(loc) -> list[str]:
-    """Keys that the schema knows at an error's place, so that the nearest one can be named."""
-    schema = json_schema()
-    node = schema
-    for part in loc:
-        node = _deref(node, schema)
-        if isinstance(part, int):
-            node = node.get("items", {})
-        elif part in node.get("properties", {}):
-            node = node["properties"][part]
-        elif "anyOf" in node:  # loc names the member of a union by its class
-            node = next((m for m in node["anyOf"] if m.get("$ref", "").endswith(f"/{part}")), {})
-    node = _deref(node, schema)
-    for member in node.get("anyOf", []):
-        node = _deref(member, schema) if "$ref" in member else node
-    return list(node.get("properties", {}))
-
-
-def _deref(node, schema):
-    return schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        raise RecipeError(f"{where}:\n" + sentences(error, json_schema())) from None
 
 
 def json_schema() -> dict:

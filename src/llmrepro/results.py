@@ -2,20 +2,19 @@
 
 from collections import Counter, defaultdict
 from pathlib import Path
-from statistics import fmean
 
-from llmrepro import conditions, intervals, metrics, terms, verdict
+from llmrepro import cache_use, conditions, engines, flags, intervals, metrics, terms, verdict
 from llmrepro.client import Record
-from llmrepro.recipe import Recipe, Workload
+from llmrepro.metrics import ANSWERED
+from llmrepro.pairing import Measured, mean_of_means, token_weighted
+from llmrepro.recipe import CASES, Recipe, Workload
 from llmrepro.run import boots, load_recipe
 from llmrepro.run_folder import read_json, read_lines, sha256_of
 
 INPUTS = ("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl")
 PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")
+PER_CASE_CACHED = ("ttfr_s", "ttft_s", "prefix_hit_rate")  # a cached prompt has no prefill speed
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
-BUSY_LOAD, BUSY_STEAL = 0.75, 0.05  # per CPU before a boot; share of all CPU time during it
-DIFFERS = 0.03  # client against server beyond this is flagged
-ANSWERED = ("ok", "early_stop")
 
 
 def compute(path: Path) -> dict:
@@ -26,29 +25,66 @@ def compute(path: Path) -> dict:
     """
     recipe = load_recipe(path)
     started = boots(path)
-    records = _by_replicate([Record.model_validate(r) for r in read_lines(path / "records.jsonl")], started)
+    written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
+    records = _by_replicate(written, started)
     weights = read_json(path / "weights.json") if (path / "weights.json").exists() else {"facts": {}}
     rows = [_row(m, v) for m, v in weights["facts"].items()] + _boot_rows(recipe, started)
     for workload in recipe.workloads:
         for server in workload.on:
             mine = [r for r in records if not r.warmup and (r.workload, r.server) == (workload.id, server)]
             rows += _workload_rows(workload, server, mine)
-    found = conditions.compare(
-        load_recipe(path, "recipe.committed.json"), recipe, _here(path, recipe, started, weights)
-    )
+            if workload.kind == "prefix":
+                rows += _hit_rows(workload, server, started)
+    found_here = _here(path, recipe, started, weights)
+    found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, found_here)
+    found += _settings(recipe, started)
     asked = [r for r in records if not r.warmup]
     facts = read_json(path / "machine.json") if (path / "machine.json").exists() else {}
     return {
         "recipe": recipe.id,
         "metrics": rows,
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
-        "flags": _flags(asked, rows) + _disturbances(started, facts.get("cpu", {}).get("usable_cpus")),
+        "flags": flags.of(asked, rows)
+        + cache_use.flags(started, written)
+        + flags.disturbances(started, facts.get("cpu", {}).get("usable_cpus")),
         "conditions": [c._asdict() for c in found],
         "verdicts": [verdict.judge(c, rows, found).model_dump() for c in recipe.claims],
+        "comparisons": _comparisons(Measured(recipe, started, _counting(records)), found, found_here),
         "inputs": {
             n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started)) if (path / n).exists()
         },
     }
+
+
+def measured(path: Path) -> Measured:
+    """What a run measured, as comparisons take it."""
+    started = boots(path)
+    records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
+    return Measured(load_recipe(path), started, _counting(_by_replicate(records, started)))
+
+
+def here(path: Path) -> dict:
+    """Facts found in a run, by the names of conditions."""
+    weights = read_json(path / "weights.json") if (path / "weights.json").exists() else {"facts": {}}
+    return _here(path, load_recipe(path), boots(path), weights)
+
+
+def _comparisons(run: Measured, found: list[conditions.Condition], here: dict) -> list[dict]:
+    """Claims across two measurements of this run."""
+    return [
+        verdict.compare(
+            c,
+            run,
+            run,
+            [x for x in found if x in verdict.concerning(found, c.a) or x in verdict.concerning(found, c.b)]
+            + conditions.stated(c.conditions, here),
+        ).model_dump()
+        for c in run.recipe.comparisons
+    ]
+
+
+def _counting(records: list[Record]) -> list[Record]:
+    return [r for r in records if not r.warmup and r.status in ANSWERED]
 
 
 def _by_replicate(records: list[Record], started: dict[int, dict]) -> list[Record]:
@@ -96,22 +132,32 @@ def _interval_row(metric: str, found: intervals.Interval, **where) -> dict:
 
 
 def _boot_rows(recipe: Recipe, started: dict[int, dict]) -> list[dict]:
-    """Start-up times (the mean over a server's boots) and what the engine told of itself."""
+    """Start-up times (the mean over a server's boots) and what the engine told of itself. Boots that were made
+    for a case of a workload start in a state of its own: their times are that case's."""
     rows = []
     for server in recipe.servers:
-        mine = [b for b in started.values() if b["server"] == server.id]
-        told: dict[str, list] = defaultdict(list)
-        for boot in mine:
+        facts: dict[str, list] = defaultdict(list)
+        times: dict[tuple, list] = defaultdict(list)
+        for boot in (b for b in started.values() if b["server"] == server.id):
             for metric, value in {**boot.get("startup", {}), **boot.get("metrics", {})}.items():
-                if value is not None:
-                    told[metric].append(value)
-        for metric, values in told.items():
-            where = {"server": server.id, "boots": len(values)}
-            if terms.METRICS[metric].better is None:
-                rows.append(_constant_row(metric, values, **where))
-            else:
-                rows.append(_interval_row(metric, intervals.of(values), statistic="mean", **where))
+                if value is not None and terms.METRICS[metric].better is None:
+                    facts[metric].append(value)
+                elif value is not None:
+                    times[metric, boot.get("workload"), boot.get("case")].append(value)
+        for metric, values in facts.items():
+            rows.append(_constant_row(metric, values, server=server.id, boots=len(values)))
+        for (metric, workload, case), values in times.items():
+            where = {"server": server.id, "workload": workload, "case": case, "boots": len(values)}
+            rows.append(_interval_row(metric, intervals.of(values), statistic="mean", **where))
     return rows
+
+
+def _hit_rows(workload: Workload, server: str, started: dict[int, dict]) -> list[dict]:
+    """The hit rate of a workload by the engine's own counters."""
+    rate, boots = cache_use.hit_rate(started, server, workload.id)
+    note = "by the engine's counters" if boots else "the engine counts no prompt tokens"
+    where = {"server": server, "workload": workload.id, "boots": boots, "n": boots, "note": note}
+    return [_row("prefix_hit_rate", rate, **where)] if any(b["server"] == server for b in started.values()) else []
 
 
 def _constant_row(metric: str, values: list, **where) -> dict:
@@ -131,7 +177,7 @@ def _workload_rows(workload: Workload, server: str, records: list[Record]) -> li
         mine = [r for r in good if r.case == case]
         if not mine:
             continue
-        for metric in PER_CASE:
+        for metric in PER_CASE_CACHED if workload.kind in CASES else PER_CASE:
             by_boot = _by_boot(metric, mine)
             if by_boot:
                 rows.append(
@@ -197,7 +243,7 @@ def _suite_rows(cases: list[str], metric: str, records: list[Record], **where) -
     if not whole:
         return []
     rows = []
-    for statistic, over in (("mean_of_means", _mean), ("token_weighted", _token_weighted)):
+    for statistic, over in (("mean_of_means", mean_of_means), ("token_weighted", token_weighted)):
         if statistic == "token_weighted" and not metric.startswith("decode_tps"):
             continue
         by_boot: dict[int, list[float]] = defaultdict(list)
@@ -209,103 +255,23 @@ def _suite_rows(cases: list[str], metric: str, records: list[Record], **where) -
     return rows
 
 
-def _mean(metric: str, records: list[Record]) -> float:
-    return fmean(metrics.DEFINITIONS[metric](r) for r in records)
+def _settings(recipe: Recipe, started: dict[int, dict]) -> list[conditions.Condition]:
+    """What each server was asked for in its arguments against what it says it runs with, where it says so."""
+    read = getattr(engines.load(recipe.engine.name), "settings", None)
+    if read is None:
+        return []
+    boot_of = {b["server"]: b for b in reversed(started.values())}
+    return [
+        conditions.condition(f"servers.{s.id}.{name}", True, asked, found)
+        for s in recipe.servers
+        if s.id in boot_of
+        for name, asked, found in read(_filled(s.args, boot_of[s.id]), boot_of[s.id].get("effective", {}))
+        if found is not None
+    ]
 
 
-def _token_weighted(metric: str, records: list[Record]) -> float:
-    """Σ tokens / Σ seconds: the speed of the whole round, in which a long answer weighs more."""
-    speeds = [(metrics.DEFINITIONS[metric](r), r.output_tokens) for r in records]
-    return sum(n for _, n in speeds) / sum(n / s for s, n in speeds)
-
-
-def _flags(records: list[Record], rows: list[dict]) -> list[str]:
-    """What a reader must know before believing a number."""
-    found = []
-    failed = [r for r in records if r.status not in ANSWERED]
-    if failed:
-        kinds = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in Counter(r.status for r in failed).items())
-        found.append(f"{len(failed)} of {len(records)} requests failed ({kinds}); no mean includes them")
-    found += _disagreements(rows)
-    repeated = sum(_repeats(r) for r in records if r.status in ANSWERED)
-    if repeated:
-        found.append(f"{repeated} of {len(records)} answers are one token over and over")
-    found += _drift(records) + _broken_rounds(records)
-    return found
-
-
-def _broken_rounds(records: list[Record]) -> list[str]:
-    """Rounds without an answer to every prompt, which are in no suite value; and requests that stand twice."""
-    found = []
-    good = [r for r in records if r.status in ANSWERED]
-    keys = Counter((r.server, r.boot, r.workload, r.case, r.repeat) for r in good)
-    twice = sum(n > 1 for n in keys.values())
-    if twice:
-        found.append(f"{twice} requests stand more than once in records.jsonl: the folder was changed by hand")
-    for workload in sorted({r.workload for r in records}):
-        mine = [k for k in {(r.server, r.boot, r.case, r.repeat) for r in records if r.workload == workload}]
-        cases = {case for _, _, case, _ in mine}
-        rounds = {(server, boot, repeat) for server, boot, _, repeat in mine}
-        whole = [k for k in rounds if all(keys[k[0], k[1], workload, case, k[2]] for case in cases)]
-        if len(whole) < len(rounds):
-            found.append(
-                f"{len(rounds) - len(whole)} of {len(rounds)} rounds of {workload} lack an answer; no suite value "
-                "includes them"
-            )
-    return found
-
-
-def _repeats(record: Record) -> bool:
-    """Whether one token fills the answer; a few tokens cannot tell."""
-    enough = (record.output_tokens or 0) >= metrics.MIN_DECODE_TOKENS
-    return enough and (metrics.repetition_share(record) or 0) >= 0.9
-
-
-def _disturbances(started: dict[int, dict], cpus: int | None) -> list[str]:
-    """Boots beside which the machine did something else, by its load before the start and by CPU steal."""
-    found = []
-    for n, boot in started.items():
-        machine = boot.get("machine", {})
-        load, steal = machine.get("load_before"), machine.get("steal_share")
-        if cpus and load is not None and load > BUSY_LOAD * cpus:
-            found.append(
-                f"boot {n}: the machine was busy before it, load {load:g} on {cpus} CPUs; close what else runs"
-            )
-        if steal is not None and steal > BUSY_STEAL:
-            found.append(f"boot {n}: the hypervisor took {steal:.0%} of the CPU's time; choose a calmer hour")
-    return found
-
-
-def _disagreements(rows: list[dict]) -> list[str]:
-    """Decode speeds that the client and the server's own clock put more than DIFFERS apart."""
-    where = ("server", "workload", "case", "statistic")
-    own = {tuple(r[k] for k in where): r for r in rows if r["metric"] == "decode_tps.server"}
-    found = []
-    for row in rows:
-        twin = own.get(tuple(row[k] for k in where)) if row["metric"] == "decode_tps" else None
-        if twin and abs(row["value"] / twin["value"] - 1) > DIFFERS:
-            found.append(
-                f"decode speed of {row['case']} ({row['server']}): the client says {row['value']:.1f}, "
-                f"the server {twin['value']:.1f} tok/s: more than {DIFFERS:.0%} apart"
-            )
-    return found
-
-
-def _drift(records: list[Record]) -> list[str]:
-    """A slope of decode speed over the rounds that its interval keeps from nought."""
-    found = []
-    for workload in sorted({r.workload for r in records}):
-        speeds = [
-            (r.repeat, s) for r in records if r.workload == workload and (s := metrics.decode_tps(r)) is not None
-        ]
-        fit = intervals.slope([x for x, _ in speeds], [y for _, y in speeds])
-        if fit is not None and (fit.low > 0 or fit.high < 0):
-            mean = fmean(y for _, y in speeds)
-            found.append(
-                f"decode speed of {workload} drifts by {fit.mean / mean:+.1%} a round "
-                f"({fit.low / mean:+.1%} to {fit.high / mean:+.1%}): the machine was not steady"
-            )
-    return found
+def _filled(args: list[str], boot: dict) -> list[str]:
+    return [a.replace("{threads}", str(boot.get("threads"))) for a in args]
 
 
 def _here(path: Path, recipe: Recipe, started: dict[int, dict], weights: dict) -> dict:
@@ -316,15 +282,18 @@ def _here(path: Path, recipe: Recipe, started: dict[int, dict], weights: dict) -
     installed = dict(line.split("  #")[0].strip().split("==") for line in freeze.splitlines() if "==" in line)
     versions = [installed.get(name) for name in pins]
     first = next(iter(started.values()), {})
+    made = read_json(path / "environment.json") if (path / "environment.json").exists() else {}
     adapted = sorted({a for b in started.values() for a in b.get("adaptations", [])})
     steal = [b["machine"]["steal_share"] for b in started.values() if b.get("machine", {}).get("steal_share")]
     return {
+        "cpu_model": facts.get("cpu", {}).get("model"),
         "weights_sha256": weights["facts"].get("model.sha256"),
         "engine_version": recipe.engine.version
         if versions == list(pins.values())
         else ", ".join(v for v in versions if v) or None,
         "threads": first.get("effective", {}).get("threads", first.get("threads")),
         "adaptations": "; ".join(adapted) or None,
+        "fixes": ", ".join(f["name"] for f in made.get("fixes", []) if f["applied"]) or None,
         "load_1min": facts.get("load_1min"),
         "steal_share": max(steal, default=None),
     }

@@ -23,25 +23,21 @@ class Run(Folder):
         return load_recipe(self.path)
 
 
-def create(params: Parameters) -> Run:
-    """A new run folder `<runs_dir>/<recipe id>/<UTC time>/`, or the one to resume. Raises RunError."""
+def create(params: Parameters, path: Path | None = None) -> Run:
+    """A new run folder `<runs_dir>/<recipe id>/<UTC time>/`, the new folder `path` where one is given, or the one
+    to resume. Raises RunError.
+    """
     if params.resume is not None:
         return _resumed(params)
     committed = catalog.load(params.recipe)
     recipe = resolved(committed, params)
     folder = catalog.path_of(params.recipe).parent
-    _trusted(recipe, params, folder)
+    trusted(recipe, params, folder)
     params = params.model_copy(update=_from_anywhere(params, folder))
-    base = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else catalog.home().parent / "runs"
-    for attempt in range(100):
-        path = base / recipe.id / (stamp() + (f"-{attempt}" if attempt else ""))
-        try:
-            path.mkdir(parents=True)
-            break
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise RunError(f"cannot make a run folder under {base}: {error}; give another runs_dir") from None
+    if path is None:
+        path = new_folder(params.runs_dir, recipe.id)
+    else:
+        path.mkdir(parents=True)
     run = Run(path)
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
@@ -52,7 +48,22 @@ def create(params: Parameters) -> Run:
     return run
 
 
-def _trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
+def new_folder(runs_dir: str | None, name: str) -> Path:
+    """A folder `<runs_dir>/<name>/<UTC time>/` that was not there before. Raises RunError."""
+    base = Path(runs_dir).expanduser().resolve() if runs_dir else catalog.home().parent / "runs"
+    for attempt in range(100):
+        path = base / name / (stamp() + (f"-{attempt}" if attempt else ""))
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"cannot make a run folder under {base}: {error}; give another runs_dir") from None
+    raise RunError(f"a hundred runs were begun within a second under {base / name}; give another runs_dir")
+
+
+def trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
     """A recipe chooses code that runs as the user: one from elsewhere is shown, and waits for a yes."""
     if folder.is_relative_to(catalog.home()) or params.trust or params.mode == "published":
         return
@@ -95,7 +106,7 @@ def _resumed(params: Parameters) -> Run:
             "cannot be mixed with new ones; start a new run"
         )
     trusting = was.model_copy(update={"trust": was.trust or params.trust})
-    _trusted(committed, trusting, catalog.path_of(was.recipe).parent)
+    trusted(committed, trusting, catalog.path_of(was.recipe).parent)
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", trusting.model_dump())

@@ -93,10 +93,8 @@ class Folder:
 
     def _end(self, outcome: str, stage: str, next_step: str = "", **facts: Any) -> None:
         """The status of a run that did not get to its end, and how to go on; then the folder is let go."""
-        if (self.path / "records.jsonl").exists():
-            on = f"go on with `llmrepro run --resume {self.path}` (in a notebook: resume={str(self.path)!r})"
-        else:
-            on = "run again: nothing was measured yet"
+        measured = any(self.path.glob("records.jsonl")) or any(self.path.glob("arms/*/records.jsonl"))
+        on = go_on(self.path) if measured else "run again: nothing was measured yet"
         # On a full disk not even this can be written; the free lock then tells that the run was interrupted.
         with contextlib.suppress(OSError):
             self.set_status(outcome, stage, next_step="; then ".join(s for s in (next_step, on) if s), **facts)
@@ -191,9 +189,15 @@ def status(path: Path, *, page: bool = True) -> dict:
             **found,
             "outcome": "interrupted",
             "reason": f"the process that ran it ended during {found.get('stage')} without a word",
-            "next_step": f"go on with `llmrepro run --resume {path}` (in a notebook: resume={str(path)!r})",
+            "next_step": go_on(path),
         }
     return found
+
+
+def go_on(path: Path) -> str:
+    """How to go on with the run or the study's run of a folder, as a sentence."""
+    command = "compare" if (path / "study.json").exists() else "run"
+    return f"go on with `llmrepro {command} --resume {path}` (in a notebook: resume={str(path)!r})"
 
 
 def held(path: Path) -> bool:

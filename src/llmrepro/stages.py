@@ -3,20 +3,17 @@
 `start` makes the run; `card`, `machine`, `prepare`, `measure`, `results`, `charts` and `report` each take it.
 """
 
-import ast
-import html
-from itertools import dropwhile, takewhile
 from typing import Any
 
-from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from llmrepro import catalog, environment, run_folder, weights, workloads
+from llmrepro import catalog, conversion, environment, run_folder, weights, workloads
 from llmrepro import charts as charts_
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro import run as runs
+from llmrepro.cells import assigned_in_parameter_cells, table
 from llmrepro.parameters import Parameters, checked
 from llmrepro.run import Run
 from llmrepro.run_folder import RunError
@@ -27,7 +24,7 @@ def start(values: dict[str, Any]) -> Run:
 
     A name that papermill injected and no parameter has is refused: papermill itself only warns.
     """
-    injected = _assigned_in_parameter_cells()
+    injected = assigned_in_parameter_cells()
     known = {name: values[name] for name in Parameters.model_fields if name in values}
     params = checked(known | {name: values.get(name) for name in injected})
     return runs.create(params)
@@ -38,10 +35,10 @@ def card(run: Run) -> None:
     with run.stage("card"):
         recipe, params = run.recipe, run.parameters
         jobs = workloads.missing(run)
-        boots = len({(j.server, j.replicate) for j in jobs})
+        boots = workloads.starts(recipe, jobs)
         pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
         source = recipe.source
-        _table(
+        table(
             recipe.title,
             [
                 ("question", recipe.question),
@@ -70,7 +67,7 @@ def machine(run: Run) -> None:
         facts = machine_.describe(machine_.cache_dir())
         run.write_json("machine.json", facts)
         lacking = lacks(run)
-        _table(
+        table(
             "This machine",
             [
                 (
@@ -109,34 +106,37 @@ def prepare(run: Run) -> None:
         env = environment.prepare(recipe.engine, folder / "engine.lock", run.path / "install.log")
         run.write_text("engine-freeze.txt", env.freeze)
         path = weights.fetch(recipe.model, params.weights_path)
-        run.write_json("weights.json", {"path": machine_.shortened(path), "facts": weights.facts(path)})
-        run.write_json(
-            "environment.json", {"path": machine_.shortened(env.path), "key": env.key, "seconds": env.seconds}
-        )
-        _table(
+        facts = weights.facts(path)
+        if recipe.model.convert is not None:
+            path = conversion.convert(path, recipe.model.convert, env, run.path / "install.log")
+            facts["model.converted_sha256"] = conversion.digest(path)
+        run.write_json("weights.json", {"path": machine_.shortened(path), "facts": facts})
+        told = {"path": machine_.shortened(env.path), "key": env.key, "seconds": env.seconds}
+        run.write_json("environment.json", {**told, "fixes": env.fixes, "exports": env.exports})
+        table(
             "Ready",
             [
                 ("environment", f"{env.key}, " + (f"built in {env.seconds:g} s" if env.seconds else "reused")),
+                *((f"fix {fix['name']}", fix["why"]) for fix in env.fixes),
                 ("installed", ", ".join(env.freeze.split("\n")).strip(", ")),
                 (
                     "weights",
-                    f"{path.name}, {path.stat().st_size / 1e6:.0f} MB, sha256 "
-                    f"{run_folder.read_json(run.path / 'weights.json')['facts']['model.sha256'][:16]}…",
+                    f"{recipe.model.files[0].path.rpartition('/')[2]}, {facts['model.bytes'] / 1e6:.0f} MB, "
+                    f"sha256 {facts['model.sha256'][:16]}…"
+                    + (f", as {recipe.model.convert.dtype}" if recipe.model.convert else ""),
                 ),
             ],
         )
 
 
-def measure(run: Run) -> None:
-    """Every boot and every request that is still missing."""
+def measure(run: Run, only: int | None = None) -> None:
+    """Every boot and every request that is still missing; with `only`, of each server's boot of that number."""
     with run.stage("measure"):
         if lacks(run):
             return
-        where = [
-            machine_.expanded(run_folder.read_json(run.path / name)["path"])
-            for name in ("environment.json", "weights.json")
-        ]
-        workloads.measure(run, *where)
+        made, files = (run_folder.read_json(run.path / n) for n in ("environment.json", "weights.json"))
+        where = [machine_.expanded(told["path"]) for told in (made, files)]
+        workloads.measure(run, *where, only, made.get("exports"))
 
 
 def results(run: Run) -> None:
@@ -144,9 +144,13 @@ def results(run: Run) -> None:
     with run.stage("results"):
         result = results_.compute(run.path)
         run.write_json("result.json", result)
-        _table(
-            "Verdicts", [(v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in result["verdicts"]]
-        )
+        table("Verdicts", verdicts(result))
+
+
+def verdicts(result: dict) -> list[tuple[str, str]]:
+    """(claim, word and reason) of every claim of a result."""
+    judged = [*result.get("verdicts", []), *result["comparisons"]]
+    return [(v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in judged]
 
 
 def charts(run: Run) -> None:
@@ -159,56 +163,25 @@ def charts(run: Run) -> None:
 def report(run: Run) -> None:
     """report.html, and the run's end: completed, or lacking with what is missing."""
     with run.stage("report"):
-        missing = lacks(run)
-        left = [] if missing else workloads.missing(run)
-        if missing:
-            run.set_status("lacking", "report", reason="; ".join(missing))
-        elif left:
-            run.set_status(
-                "stopped",
-                "measure",
-                stopped_by="person",
-                reason=f"{len(left)} requests were not asked",
-                next_step=f"run the cell measure again, or `llmrepro run --resume {run.path}`",
-            )
-        else:
-            run.set_status("completed", "report")
+        finish(run)
         path = report_.write(run.path)
     run.close()
-    _table("Report", [("open", str(path))])
+    table("Report", [("open", str(path))])
 
 
-def _assigned_in_parameter_cells() -> set[str]:
-    """Names assigned by the parameters cell last run and by the one papermill put after it: both begin
-    `# Parameters`. Older ones do not count: a typo that was mended is forgotten."""
-    shell = get_ipython()
-    earlier = reversed(shell.user_ns.get("In", [])[:-1] if shell else [])
-    cells = takewhile(_is_parameters, dropwhile(lambda source: not _is_parameters(source), earlier))
-    found: set[str] = set()
-    for node in (n for source in cells for n in ast.parse(source).body):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        found |= {t.id for t in targets if isinstance(t, ast.Name)}
-    return found
-
-
-def _is_parameters(source: str) -> bool:
-    return source.startswith("# Parameters")
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> None:
-    """Show label and value pairs; everything is escaped, for a recipe's text runs nowhere."""
-    body = "".join(
-        f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{html.escape(k)}</th>"
-        f"<td style='text-align:left'>{html.escape(v)}</td></tr>"
-        for k, v in rows
-    )
-    width = max((len(k) for k, _ in rows), default=0)
-    plain = "\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in rows)])
-    display(
-        {
-            "text/html": f"<table><caption style='text-align:left;font-weight:bold'>{html.escape(title)}"
-            f"</caption><tbody>{body}</tbody></table>",
-            "text/plain": plain,
-        },
-        raw=True,
-    )
+def finish(run: Run) -> None:
+    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked."""
+    missing = lacks(run)
+    left = [] if missing else workloads.missing(run)
+    if missing:
+        run.set_status("lacking", "report", reason="; ".join(missing))
+    elif left:
+        run.set_status(
+            "stopped",
+            "measure",
+            stopped_by="person",
+            reason=f"{len(left)} requests were not asked",
+            next_step=f"run the cell measure again, or `llmrepro run --resume {run.path}`",
+        )
+    else:
+        run.set_status("completed", "report")

@@ -198,7 +198,8 @@ def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
             kinds["finish"] = None
     answer.spoke = answer.spoke or not SPOKEN.isdisjoint(kinds)
 
-    usage, timings = event.get("usage"), event.get("timings")
+    # llama.cpp's "timings"; vLLM's "metrics", once, with the final usage (0.32, --enable-per-request-metrics)
+    usage, timings = event.get("usage"), event.get("timings") or event.get("metrics")
     if isinstance(usage, dict):
         kinds["usage"] = None
         answer.usage = _plain(usage)
@@ -321,6 +322,8 @@ def refusal(http_status: int, body: Any) -> tuple[Status, str, int | None]:
         return "oom", f"the server ran out of memory: {message}; serve with a shorter context", None
     if DEAD.search(said):
         return "engine_died", f"the engine behind the server died: {message}; read the server's log", None
+    if http_status == 401:
+        return "http_error", f"HTTP 401: {message or 'no body'}; ask with the API key the server was given", None
     if http_status != 200:
         return "http_error", f"HTTP {http_status}: {message or 'no body'}; read the server's log", None
     return "stream_error", f"the server sent {message or 'nothing at all'}; read the server's log", None

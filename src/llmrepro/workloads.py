@@ -1,33 +1,25 @@
-"""Protocols of requests. A workload's rounds run inside a boot that is started and ended here."""
+"""Workloads of a run: what is to be asked, and the boots in which all that is missing of it is asked."""
 
 import hashlib
-import json
-import os
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
-from llmrepro import engines, machine, page_cache, server
-from llmrepro.client import Question, Record, ask
+from llmrepro import bench as benches
+from llmrepro import engines, protocols, server
+from llmrepro.bench import Bench
+from llmrepro.client import Record
 from llmrepro.parameters import Parameters
 from llmrepro.progress import Progress
-from llmrepro.recipe import Recipe, Server, Workload
+from llmrepro.protocols import MeasureFailure, Step
+from llmrepro.recipe import CASES, Recipe, Server, Workload
 from llmrepro.run import Run, boots
 from llmrepro.run_folder import now, read_json, read_lines
 
 ATTEMPTS = 2  # at a request in which the server dies
 DEATHS = 3  # a server is started again after this many deaths, no more
-SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
 ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and said something definite
-
-
-class MeasureFailure(RuntimeError):
-    """Measuring cannot go on; what was measured is kept. The text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,7 @@ class Job:
 def plan(recipe: Recipe, params: Parameters) -> list[Job]:
     """Every request that a complete run has, in order: per boot, per workload, rounds that ask every case.
 
-    The parameters choose servers and the profile's workloads.
+    The parameters choose servers and workloads, by name or by their profile.
     """
     return [
         Job(s.id, replicate, w.id, case, repeat)
@@ -52,7 +44,8 @@ def plan(recipe: Recipe, params: Parameters) -> list[Job]:
         if params.servers is None or s.id in params.servers
         for replicate in range(s.boots)
         for w in recipe.workloads
-        if s.id in w.on and params.profile in w.profiles
+        if s.id in w.on
+        and (params.profile in w.profiles if params.workloads is None else w.id in params.workloads)
         for repeat in range(w.repeats)
         for case in w.cases
     ]
@@ -61,13 +54,20 @@ def plan(recipe: Recipe, params: Parameters) -> list[Job]:
 def estimate_s(recipe: Recipe, jobs: list[Job]) -> float:
     """Seconds that jobs may take on two slow cores, start-up included."""
     workloads = {w.id: w for w in recipe.workloads}
-    starts = {(j.server, j.replicate) for j in jobs}
-    return sum(_cost_s(workloads[j.workload], j.case) for j in jobs) + 10 * len(starts)
+    asking_s = sum(protocols.seconds(workloads[j.workload], j.case) for j in jobs)
+    return asking_s + 10 * starts(recipe, jobs)
 
 
-def _cost_s(workload: Workload, case: str) -> float:
-    prompt = int(case) if workload.kind == "prefill" else 60
-    return prompt / SLOW_PREFILL_TPS + workload.max_tokens / SLOW_DECODE_TPS
+def starts(recipe: Recipe, jobs: list[Job]) -> int:
+    """How many boots the jobs take: one a server and replicate, and one more for each case that wants its own."""
+    first = {(j.server, j.replicate): j for j in reversed(jobs)}
+    fresh = [j for j in jobs if _step(recipe, j).fresh]
+    return len(fresh) + sum(j not in fresh for j in first.values())
+
+
+def _step(recipe: Recipe, job: Job) -> Step:
+    workload = next(w for w in recipe.workloads if w.id == job.workload)
+    return protocols.needed(workload, job.case)[-1]
 
 
 def missing(run: Run) -> list[Job]:
@@ -92,33 +92,25 @@ def missing(run: Run) -> list[Job]:
     ]
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What every boot of a run needs. `texts` are prompts by sha256, `bar` shows seconds of the estimate."""
-
-    run: Run
-    recipe: Recipe
-    engine: engines.Engine
-    environment: Path
-    weights: Path
-    texts: dict[str, str]
-    bar: Progress
-
-
-def measure(run: Run, environment: Path, weights: Path) -> None:
-    """Ask everything that is missing, a boot per server and replicate, each record written as it ends.
+def measure(
+    run: Run, environment: Path, weights: Path, only: int | None = None, exports: dict[str, str] | None = None
+) -> None:
+    """Ask everything that is missing, a boot per server and replicate, each record written as it ends. `only` is
+    the one replicate to ask of, so that the boots of several runs can take turns; `exports` are what the
+    environment's fixes give the engine.
 
     A failed request is a record with its status. A dead server is started again, and what killed it
     twice is not asked again. Raises ServerFailure when a server never gets ready, MeasureFailure after too many
     deaths.
     """
     recipe = run.recipe
-    jobs = missing(run)
+    jobs = [j for j in missing(run) if only is None or j.replicate == only]
     by_id = {w.id: w for w in recipe.workloads}
-    with Progress("measure", sum(_cost_s(by_id[j.workload], j.case) for j in jobs)) as bar:
-        bench = Bench(run, recipe, engines.load(recipe.engine.name), environment, weights, _texts(run), bar)
+    with Progress("measure", sum(protocols.seconds(by_id[j.workload], j.case) for j in jobs)) as bar:
+        engine = engines.load(recipe.engine.name)
+        bench = Bench(run, recipe, engine, environment, weights, _texts(run), bar, exports or {})
         for one in recipe.servers:
-            for replicate in range(one.boots):
+            for replicate in range(one.boots) if only is None else [only]:
                 _replicate(bench, one, replicate)
 
 
@@ -136,7 +128,15 @@ def _texts(run: Run) -> dict[str, str]:
 def _replicate(bench: Bench, one: Server, replicate: int) -> None:
     deaths = 0
     while jobs := [j for j in missing(bench.run) if (j.server, j.replicate) == (one.id, replicate)]:
-        with _boot(bench, one, replicate) as asker:
+        step = _step(bench.recipe, jobs[0])
+        opener = jobs[0] if step.fresh else None
+        told = {"replicate": replicate}
+        if opener is not None:  # what this boot is made for, and in which state of the page cache it starts
+            state = "evicted" if step.evicted else "warm"
+            labels = {"workload": opener.workload, "case": opener.case, "repeat": opener.repeat}
+            told |= {**labels, "page_cache": state}
+        with benches.boot(bench, one, told) as boot:
+            asker = _Asker(bench, boot, one, told, opener)
             for workload in bench.recipe.workloads:
                 asker.ask_all(workload, [j for j in jobs if j.workload == workload.id])
         killer = asker.killer
@@ -149,51 +149,137 @@ def _replicate(bench: Bench, one: Server, replicate: int) -> None:
 
 
 class _Asker:
-    """Asks one live server. `killer` is the job it died in."""
+    """Asks one live server. `opener` is the job that this boot was made for, `killer` the one it died in,
+    `over` whether no more is asked of it."""
 
-    def __init__(self, bench: Bench, boot: server.Boot, one: Server):
-        self.bench, self.boot, self.one = bench, boot, one
+    def __init__(self, bench: Bench, boot: server.Boot, one: Server, told: dict, opener: Job | None):
+        self.bench, self.boot, self.one, self.told, self.opener = bench, boot, one, told, opener
         self.killer: Job | None = None
+        self.over = False
+        self.asked: set[tuple[str, int, str]] = set()  # (workload, round, step) that this boot was asked
+        self.heads: dict[str, str] = {}  # by salt
 
     def ask_all(self, workload: Workload, jobs: list[Job]) -> None:
-        """Warm up, then ask the jobs in order, until the server dies."""
-        bar = self.bench.bar
-        if not jobs or self.killer is not None:
-            return
-        self.bench.run.append(ask_one(self.boot, _warmup(self.bench, workload, self.one.id, self.boot.number)))
+        """Warm up, then ask the jobs in order, until the server dies or a case wants one just started."""
+        before = None
         for job in jobs:
-            bar.to(bar.done, f"{self.one.id} · {workload.id} · {job.case} · round {job.repeat + 1}")
-            record = self._ask(workload, job)
-            died = None if record.status in ANSWERED else self._died()
+            steps = protocols.needed(workload, job.case)
+            reason = self._impossible(job, steps[-1])
+            if self.over or (steps[-1].fresh and reason is None and job != self.opener):
+                self.over = True
+                break
+            if reason is not None:
+                self.bench.run.append(self._unanswered(job, workload, "skipped", reason))
+            else:
+                if before is None:
+                    before = self._counters(workload)
+                    warmup = benches.warmup(self.bench, workload, self.one.id, self.boot.number)
+                    self.bench.run.append(benches.ask_one(self.boot, warmup))
+                self._ask_steps(workload, job, steps)
+            self.bench.bar.to(self.bench.bar.done + protocols.seconds(workload, job.case))
+        if before:
+            after = {} if self.killer else self._counters(workload)
+            self.told.setdefault("counters", {})[workload.id] = {"before": before, "after": after}
+
+    def _counters(self, workload: Workload) -> dict:
+        """What the engine counts of its prompt cache; {} where it does not, or nobody asks."""
+        counters = getattr(self.bench.engine, "counters", None)
+        return counters(self._get) or {} if counters and workload.kind == "prefix" else {}
+
+    def _get(self, path: str):
+        return benches.call(self.boot, path)
+
+    def _ask_steps(self, workload: Workload, job: Job, steps: list[Step]) -> None:
+        """Ask a case. Steps before it that this boot was not asked come first, as warm-ups: they fill the
+        cache, or bring back the state in which an earlier boot ended."""
+        for step in steps:
+            warmup = step is not steps[-1]
+            if warmup and (workload.id, job.repeat, step.case) in self.asked:
+                continue
+            self.bench.bar.to(
+                self.bench.bar.done, f"{self.one.id} · {workload.id} · {step.case} · round {job.repeat + 1}"
+            )
+            record = self._ask(workload, job, step, warmup)
+            died = None if record.status in (*ANSWERED, "skipped") else self._died()
             if died is not None:
                 record = record.model_copy(update={"status": "engine_died", "error": died})
-                self.killer = job
+                self.killer, self.over = job, True
+            elif step.slot == "save":
+                self._slot(job, "save")
             self.bench.run.append(record)
-            bar.to(bar.done + _cost_s(workload, job.case))
+            self.asked.add((workload.id, job.repeat, step.case))
             if died is not None:
+                if record.warmup:  # the case could not be asked, and after enough of that it is given up
+                    error = f"in {step.case}, which is asked before it: {died}"
+                    self.bench.run.append(self._unanswered(job, workload, "engine_died", error))
                 return
+            if step.slot == "restore":  # no longer needed, and gigabytes for a large model
+                self._slot_file(job).unlink(missing_ok=True)
 
-    def _ask(self, workload: Workload, job: Job) -> Record:
+    def _ask(self, workload: Workload, job: Job, step: Step, warmup: bool) -> Record:
         try:
-            return ask_one(self.boot, self._question(workload, job))
+            if step.slot == "restore" and not self._slot(job, "restore"):
+                reason = "the server did not restore the prompt cache that it had saved; its log may say why"
+                return self._unanswered(job, workload, "skipped", reason)
+            labels = {"case": step.case, "repeat": job.repeat, "warmup": warmup}
+            text = self._text(workload, job, step)
+            log_bytes = self.boot.log.stat().st_size
+            record = benches.ask_one(
+                self.boot,
+                benches.question(self.bench, workload, text, server=self.one.id, boot=self.boot.number, **labels),
+            )
         except MeasureFailure as failure:  # its prompt could not be cut, since nobody counted its tokens
             if self._died() is None:
                 raise
-            return Record(
-                server=job.server,
-                boot=self.boot.number,
-                workload=job.workload,
-                case=job.case,
-                repeat=job.repeat,
-                warmup=False,
-                prompt_sha256="",
-                endpoint=workload.endpoint,
-                request={},
-                started_at=now(),
-                t_send_ns=time.perf_counter_ns(),
-                status="engine_died",
-                error=str(failure),
-            )
+            return self._unanswered(job, workload, "engine_died", str(failure))
+        return record.model_copy(update={"engine_log": self._logged(workload, log_bytes)})
+
+    def _logged(self, workload: Workload, since: int) -> dict | None:
+        """What the engine logged of a request about its prompt cache."""
+        read = getattr(self.bench.engine, "request_log", None)
+        if read is None or workload.kind not in CASES:
+            return None
+        with open(self.boot.log, "rb") as file:
+            file.seek(since)
+            return read(file.read().decode(errors="replace"))
+
+    def _unanswered(self, job: Job, workload: Workload, status: str, error: str) -> Record:
+        return Record(
+            server=job.server,
+            boot=self.boot.number,
+            workload=job.workload,
+            case=job.case,
+            repeat=job.repeat,
+            warmup=False,
+            prompt_sha256="",
+            endpoint=workload.endpoint,
+            request={},
+            started_at=now(),
+            t_send_ns=time.perf_counter_ns(),
+            status=status,
+            error=error,
+        )
+
+    def _impossible(self, job: Job, step: Step) -> str | None:
+        """Why a case cannot be asked, or None."""
+        if step.slot != "restore":
+            return None
+        if not hasattr(self.bench.engine, "slot"):
+            return f"{self.bench.recipe.engine.name} cannot keep its prompt cache over a restart"
+        if not self._slot_file(job).is_file():
+            return "no prompt cache was saved before the restart; the log of the boot before may say why"
+        return None
+
+    def _slot_file(self, job: Job) -> Path:
+        name = f"{job.server}-{job.replicate}-{job.workload}-{job.repeat}.bin"
+        return self.bench.run.path / benches.SLOTS / name
+
+    def _slot(self, job: Job, action: str) -> bool:
+        """Have the server save its prompt cache, or restore it; whether it did."""
+        if not hasattr(self.bench.engine, "slot"):
+            return False
+        path, body = self.bench.engine.slot(action, self._slot_file(job).name)
+        return benches.call(self.boot, path, body) is not None
 
     def _died(self) -> str | None:
         """Why the server is dead, or None: a server lives when it can still generate."""
@@ -202,157 +288,33 @@ class _Asker:
             if ended is not None:
                 return ended
             time.sleep(0.05)
-        asked = _warmup(self.bench, self.bench.recipe.workloads[0], self.one.id, self.boot.number)
-        probe = ask_one(self.boot, asked, timeout_s=60)
+        asked = benches.warmup(self.bench, self.bench.recipe.workloads[0], self.one.id, self.boot.number)
+        probe = benches.ask_one(self.boot, asked, timeout_s=60)
         return None if probe.status in ANSWERED else f"it no longer generates: {probe.status}, {probe.error}"
 
-    def _question(self, workload: Workload, job: Job) -> Question:
+    def _text(self, workload: Workload, job: Job, step: Step) -> str:
+        """A step's prompt. Heads are salted anew each round, and the same in every boot that the round takes."""
+        texts = self.bench.texts
         if workload.kind == "prefill":
-            salt = hashlib.sha256(f"{self.bench.run.path.name} {self.boot.number} {job}".encode()).hexdigest()[:12]
-            text = salted(self.bench.texts[workload.text.sha256], int(job.case), salt, self._count)
-        else:
-            text = self.bench.texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
-        return question(
-            self.bench, workload, text, server=self.one.id, boot=self.boot.number, case=job.case, repeat=job.repeat
+            salt = protocols.salt(self.bench.run.path.name, self.boot.number, job)
+            return protocols.salted(texts[workload.text.sha256], int(job.case), salt, self._count)
+        if workload.kind not in CASES:
+            return texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
+        salt = protocols.salt(
+            self.bench.run.path.name, job.server, job.replicate, job.workload, job.repeat, step.head
         )
+        if salt not in self.heads:
+            self.heads[salt] = protocols.salted(
+                texts[workload.text.sha256], workload.head_tokens, salt, self._count
+            )
+        head = protocols.changed(self.heads[salt]) if step.changed else self.heads[salt]
+        return f"{head}\n\n{texts[workload.prompts[step.tail].sha256]}"
 
     def _count(self, text: str) -> int:
         path, body = self.bench.engine.tokenize(text)
-        answer = call(self.boot, path, body)
-        if answer is None or "tokens" not in answer:
+        answer = benches.call(self.boot, path, body)
+        if not isinstance(answer, dict) or "tokens" not in answer:
             raise MeasureFailure(
                 f"{path} of the server did not count the tokens of a prompt; its log {self.boot.log} may say why"
             )
         return len(answer["tokens"])
-
-
-@contextmanager
-def _boot(bench: Bench, one: Server, replicate: int) -> Iterator[_Asker]:
-    run, recipe, engine = bench.run, bench.recipe, bench.engine
-    known = [int(p.name.split(".")[0]) for p in (run.path / "boots").glob("[0-9]*")]
-    number = 1 + max([*known, *(r["boot"] for r in read_lines(run.path / "records.jsonl"))], default=0)
-    threads = machine.threads()
-    told: dict = {"server": one.id, "replicate": replicate, "threads": threads}
-
-    def command(port: int, api_key: str) -> server.Command:
-        launch = engine.launch(
-            bench.environment,
-            recipe.engine.install,
-            one,
-            bench.weights,
-            alias=recipe.id,
-            port=port,
-            api_key=api_key,
-            threads=threads,
-        )
-        told.update(
-            command=[machine.shortened(a.replace(api_key, server.KEY)) for a in launch.argv],
-            adaptations=launch.adaptations,
-        )
-        return server.Command(launch.argv, {**_minimal_environment(), **launch.env})
-
-    ready = _warmup(bench, recipe.workloads[0], one.id, number)
-    ready = replace(ready, body={**ready.body, "max_tokens": 4})
-    watch = machine.Stopwatch()
-    told["weights_cached_share"] = page_cache.resident_share(bench.weights)
-    with server.boot(
-        command,
-        folder=run.path,
-        number=number,
-        ready=ready,
-        status_file=run.path / "status.json",
-        on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}"),
-    ) as boot:
-        told.update(startup=boot.startup, started_at_ns=boot.started_ns)
-        run.write_json(f"boots/{number}.json", told)
-        try:
-            yield _Asker(bench, boot, one)
-        finally:
-            if boot.ended() is None:
-                told.update(engine.observe(lambda path: call(boot, path), boot.log.read_text(errors="replace")))
-            told.update(machine=watch.reading())
-            run.write_json(f"boots/{number}.json", told)
-
-
-def _warmup(bench: Bench, workload: Workload, server_id: str, boot: int) -> Question:
-    return question(
-        bench,
-        workload,
-        bench.texts[workload.warmup.sha256],
-        server=server_id,
-        boot=boot,
-        case=workload.warmup.id,
-        warmup=True,
-    )
-
-
-def _minimal_environment() -> dict[str, str]:
-    """What an engine inherits: enough to find programs, caches and its locale, and none of the user's tokens."""
-    names = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def question(bench: Bench, workload: Workload, text: str, **labels) -> Question:
-    """A workload's request for one prompt text: every sampling field sent, streamed, usage asked for."""
-    sampling = {k: v for k, v in workload.sampling.model_dump().items() if v is not None}
-    prompt = (
-        {"messages": [{"role": "user", "content": text}]}
-        if workload.endpoint == "/v1/chat/completions"
-        else {"prompt": text}
-    )
-    body = {"model": bench.recipe.id, **prompt, "max_tokens": workload.max_tokens, **sampling}
-    if workload.ignore_eos:
-        body["ignore_eos"] = True
-    return Question(
-        workload.endpoint,
-        bench.engine.request(body, cache=workload.cache),
-        workload=workload.id,
-        prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
-        **labels,
-    )
-
-
-def salted(text: str, tokens: int, salt: str, count) -> str:
-    """A prompt of exactly `tokens` tokens by `count`: a salted first line, then as much of `text` as fits.
-
-    The salt stands at the head, so that no prefix of an earlier prompt can be reused. Raises MeasureFailure
-    when the text is too short or the count cannot be met.
-    """
-    head, words = f"Note {salt}.\n", text.split(" ")
-    low, high = 0, len(words)
-    longest = count(head + text)
-    if longest < tokens:
-        raise MeasureFailure(
-            f"a prompt of {tokens} tokens is wanted and the workload's text has {longest}; give it a longer text"
-        )
-    while low < high:  # most words that fit
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if count(head + " ".join(words[:middle])) <= tokens else (low, middle - 1)
-    prompt = head + " ".join(words[:low])
-    for _ in range(tokens):
-        if count(prompt) >= tokens:
-            break
-        prompt += " a"  # a token of its own in the vocabularies met so far
-    if count(prompt) != tokens:
-        raise MeasureFailure(f"no prompt of exactly {tokens} tokens could be cut; choose another length")
-    return prompt
-
-
-def ask_one(boot: server.Boot, asked: Question, timeout_s: float = 600) -> Record:
-    return ask(boot.url, asked, api_key=boot.api_key, timeout_s=timeout_s)
-
-
-def call(boot: server.Boot, path: str, body: dict | None = None) -> dict | None:
-    """A plain request to the server's API: parsed JSON, or None when it gives none."""
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy variable must not catch loopback
-        session.headers["Authorization"] = f"Bearer {boot.api_key}"
-        try:
-            answer = (
-                session.get(boot.url + path, timeout=30, allow_redirects=False)
-                if body is None
-                else session.post(boot.url + path, json=body, timeout=30)
-            )
-            return answer.json() if answer.ok else None
-        except (requests.RequestException, json.JSONDecodeError):
-            return None

@@ -6,7 +6,7 @@ import html
 import importlib.util
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,14 +16,15 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib import font_manager
 
-from llmrepro import findings
-from llmrepro.charts import decode, startup, ttft
+from llmrepro import findings, study_findings
+from llmrepro.charts import break_even, decode, prefix, restart, starts, startup, ttft
 from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
-from llmrepro.recipe import Workload
+from llmrepro.recipe import CASES, Workload
+from llmrepro.study_findings import StudyFindings
 
 PNG_DPI = 192  # twice what a screen shows
-NAMES = ("decode-per-prompt", "ttft-by-length", "startup")
+NAMES = ("decode-per-prompt", "ttft-by-length", "ttft-by-cache", "cold-start", "startup", "break-even")
 FORMATS = ("svg", "png", "csv", "txt")
 
 
@@ -57,10 +58,19 @@ def draw(run_path: Path, out: Path | None = None) -> list[Figure]:
     earlier drawing are removed. Raises RunError when a file of the run is missing or broken.
     """
     found = findings.read(run_path)
-    folder = run_path / "figures" if out is None else out
+    return _draw(lambda: _drawings(found), run_path / "figures" if out is None else out)
+
+
+def draw_study(run_path: Path, out: Path | None = None) -> list[Figure]:
+    """The same for a study's run: its arms side by side."""
+    found = study_findings.read(run_path)
+    return _draw(lambda: _study_drawings(found), run_path / "figures" if out is None else out)
+
+
+def _draw(drawings: Callable[[], list[Drawing]], folder: Path) -> list[Figure]:
     folder.mkdir(parents=True, exist_ok=True)
     with _style():
-        figures = [_write(drawing, folder) for drawing in _drawings(found)]
+        figures = [_write(drawing, folder) for drawing in drawings()]
     for old in (f for kind in FORMATS for f in folder.glob(f"*.{kind}")):
         if old.stem.startswith(NAMES) and old.stem not in {f.name for f in figures}:
             old.unlink()
@@ -73,7 +83,30 @@ def _drawings(found: Findings) -> list[Drawing]:
     prefills = [w for w in found.recipe.workloads if w.kind == "prefill"]
     drawn = [decode.decode_per_prompt(found, w, _named(NAMES[0], w, chats)) for w in chats]
     drawn += [ttft.ttft_by_length(found, w, _named(NAMES[1], w, prefills)) for w in prefills]
+    cached = [w for w in found.recipe.workloads if w.kind in CASES]
+    restarts = [w for w in cached if w.kind == "restart"]
+    drawn += [prefix.ttft_by_cache(found, w, _named(NAMES[2], w, cached)) for w in cached]
+    drawn += [restart.cold_start(found, w, _named(NAMES[3], w, restarts)) for w in restarts]
     return [d for d in (*drawn, startup.startup(found)) if d is not None]
+
+
+def _study_drawings(found: StudyFindings) -> list[Drawing]:
+    """Arms side by side, in the order in which they are shown; what only one of them was asked is not drawn."""
+    one = study_findings.merged(found)
+    drawn: list[Drawing | None] = []
+    for draw_one, name, kinds in (
+        (decode.decode_per_prompt, "decode-per-prompt", ("chat",)),
+        (ttft.ttft_by_length, "ttft-by-length", ("prefill",)),
+        (prefix.ttft_by_cache, "ttft-by-cache", tuple(CASES)),
+    ):
+        mine = [w for w in one.recipe.workloads if w.kind in kinds]
+        drawn += [draw_one(one, w, _named(name, w, mine)) for w in mine]
+    drawn.append(starts.starts(one, "startup"))
+    pairs = found.result["break_even"]
+    for place, told in enumerate(pairs, 1):
+        name = "break-even" if len(pairs) == 1 else f"break-even-{place}"
+        drawn.append(break_even.break_even(one, told, name))
+    return [d for d in drawn if d is not None]
 
 
 def _named(base: str, workload: Workload, of_its_kind: list[Workload]) -> str:

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from llmrepro import intervals, metrics
 from llmrepro.charts.drawings import Drawing, canvas, handles, legend, look, requests_of, servers_of
 from llmrepro.findings import Findings
+from llmrepro.metrics import ANSWERED
 from llmrepro.notation import measured, number, plural
 from llmrepro.recipe import Workload
-from llmrepro.results import ANSWERED
 
 TITLE = "Decode speed per prompt"
 LEAST_SPAN = 0.2  # of the mean: noise of a thousandth then looks small

@@ -32,13 +32,20 @@ class Drawing:
 
 def canvas(found: Findings, height_in: float) -> tuple[Figure, Axes]:
     """A figure that is nobody's current one, with where it comes from at its foot."""
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    figure, (axes,) = grid(found, [height_in])
+    return figure, axes
+
+
+def grid(found: Findings, heights_in: list[float]) -> tuple[Figure, list[Axes]]:
+    """The same with several axes, one below the other."""
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in)), layout="constrained")
     days = sorted({r.started_at[:10] for r in found.records})
     when = f", measured {days[0]}" if days else ""
     figure.supxlabel(f"llmrepro · {found.recipe.id}{when}", x=0.99, ha="right", fontsize=7.5, color="#5a5a5a")
-    axes = figure.subplots()
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-    return figure, axes
+    every = list(figure.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)[:, 0])
+    for axes in every:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    return figure, every
 
 
 def requests_of(found: Findings, workload: Workload) -> list[Record]:

@@ -24,10 +24,14 @@ MOST_LABELLED = 3  # boots: with more, the times would hide each other
 
 
 def startup(found: Findings) -> Drawing | None:
-    """When each boot reached each mark by the client's clock, the engine's phases below; None without any."""
+    """When each boot reached each mark by the client's clock, the engine's phases below; None without any.
+
+    Boots that a workload made for a case of its own are in that workload's chart.
+    """
     bars = [
         {"clock": clock, "server": boot["server"], "boot": n, "what": what, "start_s": start, "end_s": end}
         for n, boot in found.boots.items()
+        if "case" not in boot
         for clock, what, start, end in _spans(boot)
     ]
     if not bars:
@@ -73,7 +77,12 @@ def _spans(boot: dict) -> Iterator[tuple[str, str, float, float]]:
     for metric, reached_s in sorted(marks.items(), key=lambda m: m[1]):
         yield "client", MARKS.get(metric, terms.METRICS[metric].title), 0.0, reached_s
     for name, start, end in boot.get("phases", []):
-        yield "engine", textwrap.shorten(showable(name), MOST_CHARACTERS, placeholder="…"), start, end
+        yield "engine", named(name), start, end
+
+
+def named(phase: object) -> str:
+    """A phase's name, short enough for an axis."""
+    return textwrap.shorten(showable(phase), MOST_CHARACTERS, placeholder="…")
 
 
 def _draw(axes: Axes, bar: dict, y: float, height: float, place: int, *, labelled: bool) -> None:

@@ -16,7 +16,16 @@ class Launch(NamedTuple):
 
 
 class Engine(Protocol):
-    """What a module in this folder provides, as plain functions."""
+    """What a module in this folder provides, as plain functions.
+
+    Five more it has only where the engine tells or can do such a thing; without them nothing is told, and what
+    needs them is skipped with that reason:
+    `counters(get)` → {"prefix_queries_tokens", "prefix_hits_tokens"}, running totals since the start;
+    `settings(args, effective)` → (name, asked for in the server's arguments, found) for what can be read back;
+    `request_log(text)` → what the log's part of one request says of the prompt cache, or None;
+    `slot_arguments(folder)` → arguments for a server whose prompt cache can be saved in `folder`;
+    `slot(action, file)` → endpoint and body that "save" or "restore" it, `file` a name in that folder.
+    """
 
     def build(self, source: Path, environment: Path, install: Install) -> list[list[str]]:
         """Commands that build an unpacked sdist into `environment`; run in `source`, in order."""
@@ -46,7 +55,8 @@ class Engine(Protocol):
 
     def observe(self, get, log: str) -> dict:
         """What a live server and its log tell: `effective` settings, `phases` [(name, start_s, end_s)],
-        `metrics` {metric id: value}. `get(path)` answers parsed JSON or None."""
+        `metrics` {metric id: value}; `log_window` where the log tells rolling figures, which are none of them.
+        `get(path)` answers parsed JSON, a text that is none, or None."""
 
 
 class EngineError(RuntimeError):

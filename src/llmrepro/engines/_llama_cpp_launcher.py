@@ -31,6 +31,10 @@ def _load(word):
     return getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{LOAD[word]}")
 
 
+def _folder(word):
+    return os.path.join(word, "")  # file names are put right behind it
+
+
 def _cache(word):
     return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{word.upper()}")
 
@@ -54,7 +58,7 @@ TABLE = {
     ("--cache-reuse",): ("n_cache_reuse", int),
     ("--ctx-checkpoints", "-ctxcp"): ("n_ctx_checkpoints", int),
     ("--slot-prompt-similarity", "-sps"): ("slot_prompt_similarity", float),
-    ("--slot-save-path",): ("slot_save_path", str),
+    ("--slot-save-path",): ("slot_save_path", _folder),
     ("--host",): ("hostnames", lambda word: [word]),
     ("--port",): ("port", int),
     ("--log-verbosity", "-lv"): ("verbosity", int),

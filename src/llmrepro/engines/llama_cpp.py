@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from llmrepro.engines import EngineError, Launch
+from llmrepro.engines import EngineError, Launch, _prometheus
 from llmrepro.machine import usable_cpus
 from llmrepro.recipe import Install, Server
 
@@ -135,6 +135,82 @@ def tokenize(text: str) -> tuple[str, dict]:
     return "/tokenize", {"content": text, "add_special": True}
 
 
+def counters(get) -> dict[str, float]:
+    """Running totals since the start, under the names of vLLM's; {} without --metrics.
+
+    llama.cpp's prompt_tokens_total leaves the cached ones out: asked for are both together. A build from before
+    prompt_tokens_cached_total tells neither.
+    """
+    told = _prometheus.totals(get("/metrics") or "", _COUNTERS)
+    computed, cached = told.pop("computed", None), told.get("prefix_hits_tokens")
+    if computed is None or cached is None:
+        return told
+    return {**told, "prompt_tokens": computed + cached, "prefix_queries_tokens": computed + cached}
+
+
+_COUNTERS = {
+    "llamacpp:prompt_tokens_total": "computed",
+    "llamacpp:prompt_tokens_cached_total": "prefix_hits_tokens",
+    "llamacpp:tokens_predicted_total": "generation_tokens",
+    "llamacpp:spec_decode_num_drafts_total": "spec_drafts",
+    "llamacpp:spec_decode_num_draft_tokens_total": "spec_draft_tokens",
+    "llamacpp:spec_decode_num_accepted_tokens_total": "spec_accepted_tokens",
+}
+
+
+def slot_arguments(folder: Path) -> list[str]:
+    return ["--slot-save-path", f"{folder}/"]
+
+
+def slot(action: str, file: str) -> tuple[str, dict]:
+    return f"/slots/0?action={action}", {"filename": file}
+
+
+def request_log(text: str) -> dict | None:
+    """How a request got its slot, in the log's words.
+
+    `f_sim` is the longest common prefix by the new prompt's length, `f_keep` by the old length of what was
+    taken: neither is a hit rate. `taken_from`: "slot", as another request left it; "prompt cache", read back
+    from what --cache-ram keeps; None, nothing. `evicted`: prompts that had to leave that cache.
+    """
+    chosen = re.search(  # older builds say sim_best and sim
+        r"selected slot by (LCP similarity|LRU)(?:.*?sim_best = ([\d.]+).*?f_keep = ([\d.]+))?",
+        text,
+        re.IGNORECASE,
+    )
+    if chosen is None:
+        return None
+    pair = r"f_keep = ([\d.]+), (?:f_)?sim = ([\d.]+)"  # an empty slot has -1 there
+    loaded = re.search(f"found better prompt with {pair}", text)
+    base = loaded or re.search(f"looking for better prompt, base {pair}", text)
+    f_sim, f_keep = (base[2], base[1]) if base else (chosen[2], chosen[3])
+    return {
+        "selected_by": chosen[1],
+        "taken_from": "prompt cache" if loaded else "slot" if chosen[2] else None,
+        "f_sim": f_sim and float(f_sim),
+        "f_keep": f_keep and float(f_keep),
+        "evicted": len(re.findall(r"removing oldest entry", text)),
+    }
+
+
+_SETTINGS = {
+    "context_tokens": ("--ctx-size", "-c"),
+    "slots": ("--parallel", "-np"),
+    "threads": ("--threads", "-t"),
+}
+
+
+def settings(args: list[str], effective: dict) -> list[tuple]:
+    """(name, asked, found) of the settings in whole numbers that the server tells."""
+    given = {a: b for a, b in pairwise(args) if a.startswith("-") and b.isdecimal()}
+    return [
+        (name, int(given[flag]), effective[name])
+        for name, flags in _SETTINGS.items()
+        for flag in flags
+        if flag in given and effective.get(name) is not None
+    ]
+
+
 def observe(get, log: str) -> dict:
     props = get("/props") or {}
     kv = _kv(log)
@@ -147,6 +223,7 @@ def observe(get, log: str) -> dict:
         "build": props.get("build_info"),
         "threads": int(threads[1] or threads[2]) if threads else None,
         "load_mode": _found(r"load_mode = (\S+?)\)", log),
+        "memory_lock": _found(r"warning: (failed to mlock.*)", log),
         "kv_dtype": f"{kv['k']}/{kv['v']}" if kv else None,
     }
     return {

@@ -125,7 +125,7 @@ def _repeat(found: Findings) -> Html:
         ("engine", f"{engine.name} {engine.version}, from {engine.install.kind}"),
         *((f"package {n}", v) for n, v in engine.install.pins.items()),
         ("needs", "; ".join(_needs(recipe.needs))),
-        ("fixes", ", ".join(engine.fixes) or "none"),
+        ("fixes", ", ".join(f.name for f in engine.fixes) or "none"),
         ("weights", f"{model.repo} {model.revision}, from {model.source}, {model.format}"),
         *((f.path, join([f"{f.bytes:,} B, sha256 ", tag("code", f.sha256, class_="long")])) for f in model.files),
         ("licence of the weights", model.license or "not stated"),
@@ -214,6 +214,18 @@ def _link(url: str) -> Html:
     return tag("a", url, href=url, rel="noreferrer noopener") if url.startswith("https://") else tag("span", url)
 
 
+CACHE_RULES = {
+    "prefix": "Prompt cache: a head is cut to its tokens by the server's own tokenizer and begins with digits "
+    "that are new in every round, so a round begins uncached. Where a restart splits a round, the new server is "
+    "first asked again what it had asked before, as warm-ups. A workload's hit rate is what the engine's own "
+    "counters grew by, warm-ups and the requests that fill the cache included.",
+    "restart": "Cold and warm: before a cold start the weights are put out of the page cache (fsync, then "
+    "posix_fadvise), before a warm one they are read into it, and mincore says how much of them is there when "
+    "the server is started. The prompt cache is a thing apart: a restart empties it in both cases. All "
+    "requests of a round are the same.",
+}
+
+
 def _methods(found: Findings) -> Html:
     shown = dict.fromkeys(
         r["metric"] for r in found.result["metrics"] if r["case"] is None or r["metric"] in COLUMNS
@@ -233,6 +245,8 @@ def _methods(found: Findings) -> Html:
         "boot, or over the boots' means where there are several: what a start decides is drawn once a boot.",
         "Failed requests are in the table below and in no mean.",
     ]
+    kinds = {w.kind for w in found.recipe.workloads if any(r.workload == w.id for r in found.asked)}
+    rules += [rule for kind, rule in CACHE_RULES.items() if kind in kinds]
     return join(
         [tag("ul", *(tag("li", r) for r in rules)), tag("h3", "Definitions of what is shown"), tag("dl", *terms_)]
     )

@@ -68,7 +68,9 @@ def requests(found: Findings) -> Html:
 
 
 def _status(record: Record) -> Html:
-    sign, look = {"ok": ("✓", "good"), "early_stop": ("!", "open")}.get(record.status, ("✗", "bad"))
+    sign, look = {"ok": ("✓", "good"), "early_stop": ("!", "open"), "skipped": ("–", "none")}.get(
+        record.status, ("✗", "bad")
+    )
     words = record.status.replace("_", " ")
     return tag("span", tag("span", f"{sign} ", aria_hidden="true"), words, class_=f"word {look}")
 

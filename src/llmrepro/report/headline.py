@@ -36,7 +36,7 @@ def head(found: Findings) -> Html:
             tag("h1", recipe.title),
             tag("p", recipe.question, class_="question"),
             _verdict(found),
-            _tiles(found),
+            tiles(found),
             tag("p", by, class_="by quiet"),
         ]
     )
@@ -44,17 +44,16 @@ def head(found: Findings) -> Html:
 
 def sentence(found: Findings) -> str:
     """The verdict of the whole run, in a sentence or two."""
-    words = Counter(v["word"] for v in found.result["verdicts"])
-    total = words.total()
-    if not total:
-        said = "The recipe makes no claims."
-    elif len(words) == 1:
-        word = WORDS[next(iter(words))][1]
-        said = f"All {total:,} claims are {word}." if total > 1 else f"Its one claim is {word}."
-    else:
-        parts = [f"{words[w]:,} {WORDS[w][1]}" for w in WORDS if words[w]]
-        said = f"Of {total:,} claims: {', '.join(parts)}."
-    speeds = any(terms.METRICS[c.metric].better for c in found.recipe.claims)
+    words = Counter(v["word"] for v in found.judged)
+    said = counted(words, "The recipe")
+    left = len(found.out_of_profile)
+    if left:
+        said += f" {left:,} more {'is' if left == 1 else 'are'} about workloads that this profile leaves out."
+    speeds = any(
+        terms.METRICS[c.metric].better
+        for c in (*found.recipe.claims, *found.recipe.comparisons)
+        if c.id not in found.out_of_profile
+    )
     if set(words) == {"reproduced"} and not speeds and found.asked:
         said += (
             " They are facts that hold on any machine; no speed was published, so the speeds below stand for "
@@ -63,14 +62,20 @@ def sentence(found: Findings) -> str:
     return said
 
 
+def counted(words: Counter, whose: str) -> str:
+    """How many claims got which word, in a sentence."""
+    total = words.total()
+    if not total:
+        return f"{whose} makes no claims."
+    if len(words) == 1:
+        word = WORDS[next(iter(words))][1]
+        return f"All {total:,} claims are {word}." if total > 1 else f"Its one claim is {word}."
+    return f"Of {total:,} claims: {', '.join(f'{words[w]:,} {WORDS[w][1]}' for w in WORDS if words[w])}."
+
+
 def _verdict(found: Findings) -> Html:
     status = found.status
     outcome = status["outcome"]
-    words = {v["word"] for v in found.result["verdicts"]}
-    looks = [WORDS[w][2] for w in words] or ["none"]
-    look = next(x for x in ("bad", "open", "none", "good") if x in looks)
-    if outcome != "completed":  # what is not whole does not look fine
-        look = {"good": "open"}.get(look, look) if outcome not in ("failed", "interrupted") else "bad"
     parts = [OUTCOMES.get(outcome, outcome)]
     if outcome in ("failed", "stopped", "interrupted"):
         parts = [
@@ -97,6 +102,15 @@ def _verdict(found: Findings) -> Html:
             )
             + "."
         )
+    return box(status, {v["word"] for v in found.judged}, " ".join(parts), sentence(found))
+
+
+def box(status: dict, words: set[str], outcome: str, said: str) -> Html:
+    """The verdict in its box: how the run ended, what that says of the claims, and what to do next."""
+    looks = [WORDS[w][2] for w in words] or ["none"]
+    look = next(x for x in ("bad", "open", "none", "good") if x in looks)
+    if status["outcome"] != "completed":  # what is not whole does not look fine
+        look = {"good": "open"}.get(look, look) if status["outcome"] not in ("failed", "interrupted") else "bad"
     trouble = [
         tag("p", join([tag("strong", label), " ", tag("span", status[key])]))
         for key, label in (("reason", "Why:"), ("next_step", "Next:"))
@@ -114,8 +128,8 @@ def _verdict(found: Findings) -> Html:
         )
     return tag(
         "div",
-        tag("p", " ".join(parts), class_="outcome"),
-        tag("p", sentence(found), class_="said"),
+        tag("p", outcome, class_="outcome"),
+        tag("p", said, class_="said"),
         *trouble,
         class_=f"verdict {look}",
     )
@@ -128,21 +142,21 @@ def _threads(found: Findings, server: str) -> str:
     return f", {plural(count, 'thread')}" if isinstance(count, int) else ""
 
 
-def _tiles(found: Findings) -> Html | None:
+def tiles(found: Findings) -> Html | None:
     """The figures that people look for, each with its interval; none where nothing was measured."""
     wanted = (
         ("decode_tps", "decode speed", {"statistic": "mean_of_means"}),
         ("prefill_tps.slope", "prefill speed", {}),
-        ("startup.first_completion_s", "start to first token", {}),
+        ("startup.first_completion_s", "start to first token", {"case": None}),
     )
-    several = len(found.recipe.servers) > 1
-    tiles = []
-    for server in found.recipe.servers:
-        for metric, label, where in wanted:
+    several = len(found.servers) > 1
+    shown = []
+    for metric, label, where in wanted:
+        for server in found.recipe.servers:
             for row in found.rows(metric, server=server.id, **where)[:1]:
                 mean, interval = measured(row["value"], row["low"], row["high"])
                 mean = seconds(row["value"]) if not interval and row["unit"] == "s" else mean
-                tiles.append(
+                shown.append(
                     tag(
                         "li",
                         join([label, f" · {server.id}" if several else ""]),
@@ -151,4 +165,4 @@ def _tiles(found: Findings) -> Html | None:
                         tag("small", f"measured here, {plural(row['boots'], 'boot')}{_threads(found, server.id)}"),
                     )
                 )
-    return tag("ul", *tiles, class_="tiles") if tiles else None
+    return tag("ul", *shown, class_="tiles") if shown else None

@@ -8,15 +8,11 @@ from llmrepro.claim import Claim
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
 from llmrepro.notation import number, published, quantity
+from llmrepro.report import comparisons
+from llmrepro.report.comparisons import EVIDENCE
 from llmrepro.report.values import measured_values, startup
 from llmrepro.report.words import RELATIONS, relation, value, word
 
-EVIDENCE = {
-    "measured": "measured by the publication",
-    "community": "reported by the community",
-    "stated": "stated",
-    "computed": "computed from what is published",
-}
 LABELS = {
     "load_1min": "load of the machine before (1 minute)",
     "steal_share": "share of the CPU's time taken by the hypervisor",
@@ -34,12 +30,22 @@ class Section(NamedTuple):
 
 def sections(found: Findings, figures: Html) -> Iterator[Section]:
     """The front parts in order; a part without content is left out."""
-    if found.recipe.claims:
+    if found.recipe.claims or found.recipe.comparisons:
+        across = found.recipe.comparisons
         yield Section(
             "claims",
             "Claims",
             "What was published, what was found here, and whether the two agree.",
-            _claims(found),
+            join(
+                [
+                    _claims(found) if found.recipe.claims else None,
+                    comparisons.claims(
+                        "Claims across two measurements of this run", across, found.result["comparisons"]
+                    )
+                    if across
+                    else None,
+                ]
+            ),
         )
     if found.result["flags"]:
         yield Section(
@@ -112,7 +118,7 @@ def _where(claim: Claim, found: Findings) -> str:
         title if title.lower() != claim.title.lower() else None,
         claim.workload,
         claim.case,
-        claim.server if len(found.recipe.servers) > 1 else None,
+        claim.server if len(found.servers) > 1 else None,
     ]
     return " · ".join(p for p in parts if p)
 

@@ -1,10 +1,11 @@
 """What was measured: whole workloads first, then each prompt or length, then each boot."""
 
 from llmrepro import terms
+from llmrepro.client import Record
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, escaped, facts, folded, join, table, tag
 from llmrepro.notation import NOTHING, measured, number, quantity, seconds
-from llmrepro.recipe import Workload
+from llmrepro.recipe import CASES, Workload
 from llmrepro.report.words import value
 
 STATISTICS = {
@@ -17,6 +18,7 @@ STATISTICS = {
 COLUMNS = {
     "prompt_tokens": "prompt tokens",
     "cached_tokens": "of them cached",
+    "prefix_hit_rate": "cached share",
     "output_tokens": "output tokens",
     "ttft_s": "TTFT, s",
     "decode_tps": "decode, tok/s",
@@ -25,22 +27,40 @@ COLUMNS = {
     "prefill_tps.server": "prefill by the server, tok/s",
     "e2e_tps": "whole request, tok/s",
 }
+# What a server logs of a request, by the column's head.
+LOGGED = {"f_sim": "f_sim", "f_keep": "f_keep", "prompts evicted": "evicted"}
+COUNTERS = {
+    "prefix_queries_tokens": "prompt tokens by its counters",
+    "prefix_hits_tokens": "of them from the cache",
+}
+CASE_WORDS = {
+    "uncached": "a new head, the first tail",
+    "new_tail": "the same head, the second tail",
+    "new_tail_2": "the same head, the third tail",
+    "changed_head": "its first character another one, the second tail",
+    "original_again": "the original head, the second tail",
+    "newest_after_fill": "after other heads: the newest of them, a new tail",
+    "oldest_after_fill": "then the first request again",
+    "first": "a server just started, its weights out of the page cache",
+    "second": "the same request again",
+    "restarted": "the same request to a server just started, weights in the page cache",
+    "restored": "the same, after the server read its saved prompt cache back",
+}
+LOG_NOTE = (
+    "f_sim and f_keep are what the server logged: the longest common prefix over the new prompt's length, and "
+    "over the length of what it was found in. Neither is a hit rate: that is the cached share, told with each "
+    "answer."
+)
 
 
 def measured_values(found: Findings) -> Html:
     rows = found.result["metrics"]
-    several = len(found.recipe.servers) > 1
+    several = len(found.servers) > 1
     titles = {w.id: w.title or w.id for w in found.recipe.workloads}
     whole = [
         (
             join([terms.METRICS[r["metric"]].title, tag("small", tag("code", r["metric"]))]),
-            join(
-                [
-                    measured(r["value"], r["low"], r["high"])[0],
-                    f" {r['unit']}",
-                    tag("small", measured(r["value"], r["low"], r["high"])[1]),
-                ]
-            ),
+            _whole(r),
             STATISTICS[r["statistic"]],
             join([titles[r["workload"]], f" · {r['server']}" if several else ""]),
             f"{r['n']:,}",
@@ -67,7 +87,10 @@ def measured_values(found: Findings) -> Html:
                 r for r in rows if (r["workload"], r["server"]) == (workload.id, server) and r["case"] is not None
             ]
             if mine:
-                parts.append(_cases(workload, server if several else None, mine))
+                logs = [r for r in found.asked if (r.workload, r.server) == (workload.id, server) and r.engine_log]
+                parts.append(_cases(workload, server if several else None, mine, logs))
+    if any(r.engine_log for r in found.asked):
+        parts.append(tag("p", LOG_NOTE))
     told = [
         (
             terms.METRICS[r["metric"]].title + (f" · {r['server']}" if several and r["server"] else ""),
@@ -79,8 +102,21 @@ def measured_values(found: Findings) -> Html:
     return join([*parts, facts("Facts of the weights and the engine, as found here", told) if told else None])
 
 
-def _cases(workload: Workload, server: str | None, rows: list[dict]) -> Html:
-    """A row per prompt or length: counts, the client's values and the server's own, how far apart."""
+def _whole(row: dict) -> Html:
+    value, interval = _texts(row)
+    return join([f"{value} {row['unit']}".rstrip(), tag("small", interval or row["note"])])
+
+
+def _texts(row: dict) -> tuple[str, str]:
+    """(value, interval) of a row as text."""
+    if row["metric"] == "prefix_hit_rate":
+        return NOTHING if row["value"] is None else f"{row['value']:.1%}", ""
+    return measured(row["value"], row["low"], row["high"])
+
+
+def _cases(workload: Workload, server: str | None, rows: list[dict], logs: list[Record]) -> Html:
+    """A row per prompt, length or case: counts, the client's values and the server's own, how far apart, and
+    what it logged."""
     by = {(r["case"], r["metric"]): r for r in rows}
     shown = [
         m for m in COLUMNS if any(metric == m for _, metric in by) and (m != "e2e_tps" or workload.kind == "chat")
@@ -88,6 +124,7 @@ def _cases(workload: Workload, server: str | None, rows: list[dict]) -> Html:
     if all((r := by.get((c, "cached_tokens"))) is None or r["value"] is None for c in workload.cases):
         shown = [m for m in shown if m != "cached_tokens"]
     pairs = [m for m in ("decode_tps", "prefill_tps") if m in shown and f"{m}.server" in shown]
+    logged = {head: name for head, name in LOGGED.items() if any(r.engine_log.get(name) for r in logs)}
     body = []
     for case in workload.cases:
         if not any(c == case for c, _ in by):
@@ -99,20 +136,29 @@ def _cases(workload: Workload, server: str | None, rows: list[dict]) -> Html:
             cells.append(_apart(client["value"] / own["value"] - 1) if known else NOTHING)
         n = max(by[k]["n"] for k in by if k[0] == case)
         body.append(
-            (
-                tag("span", f"{int(case):,} tokens" if workload.kind == "prefill" else case, class_="whole"),
-                *cells,
-                f"{n:,}",
-            )
+            (_case(workload, case), *cells, *(_logged(logs, name, case) for name in logged.values()), f"{n:,}")
         )
-    of = "Length" if workload.kind == "prefill" else "Prompt"
-    header = [of, *(COLUMNS[m] for m in shown), *("client against server" for _ in pairs), "n"]
+    of = "case" if workload.kind in CASES else "length" if workload.kind == "prefill" else "prompt"
+    pair = ["client against server" for _ in pairs]
+    header = [of.capitalize(), *(COLUMNS[m] for m in shown), *pair, *logged, "n"]
     return table(
-        f"{workload.title or workload.id}{f' · {server}' if server else ''}: each "
-        f"{'length' if workload.kind == 'prefill' else 'prompt'}, by the client's clock unless said",
+        f"{workload.title or workload.id}{f' · {server}' if server else ''}: each {of}, by the client's clock "
+        "unless said",
         header,
         body,
     )
+
+
+def _case(workload: Workload, case: str) -> Html:
+    words = CASE_WORDS.get(case) if workload.kind in CASES else None
+    name = f"{int(case):,} tokens" if workload.kind == "prefill" else case
+    return join([tag("span", name, class_="whole"), tag("small", words) if words else None])
+
+
+def _logged(logs: list[Record], name: str, case: str) -> str:
+    """What the server logged of a case's requests: the value, or its range over the rounds."""
+    values = sorted({r.engine_log[name] for r in logs if r.case == case and r.engine_log.get(name) is not None})
+    return " to ".join(number(v) for v in dict.fromkeys((values[0], values[-1]))) if values else NOTHING
 
 
 def _apart(share: float) -> str:
@@ -124,7 +170,7 @@ def _cell(row: dict | None) -> Html:
         return escaped(NOTHING)
     if row["value"] is None:
         return tag("span", NOTHING, tag("small", row["note"]))
-    value, interval = measured(row["value"], row["low"], row["high"])
+    value, interval = _texts(row)
     return join([value, tag("small", interval) if interval else None])
 
 
@@ -134,21 +180,24 @@ def startup(found: Findings) -> Html:
         (
             f"boot {n}",
             boot.get("server", ""),
+            f"{boot['workload']} · {boot['case']}" if "case" in boot else "",
             _share(boot.get("weights_cached_share")),
             *(seconds(boot.get("startup", {}).get(m)) for m in marks),
         )
         for n, boot in found.boots.items()
     ]
     for server in found.recipe.servers:
-        means = {m: r for m in marks for r in found.rows(m, server=server.id) if r["boots"] > 1}
-        if means:
-            rows.append(("mean", server.id, "", *(_cell(means.get(m)) for m in marks)))
+        means = [r for m in marks for r in found.rows(m, server=server.id) if r["boots"] > 1]
+        for workload, case in dict.fromkeys((r["workload"], r["case"]) for r in means):
+            by = {r["metric"]: r for r in means if (r["workload"], r["case"]) == (workload, case)}
+            made_for = f"{workload} · {case}" if case else ""
+            rows.append(("mean", server.id, made_for, "", *(_cell(by.get(m)) for m in marks)))
     parts = [
         table(
             "Seconds from the start of the process, by the client's clock",
-            ["Boot", "Server", "weights in the page cache", *(terms.METRICS[m].title for m in marks)],
+            ["Boot", "Server", "Made for", "weights in the page cache", *(terms.METRICS[m].title for m in marks)],
             rows,
-            words=(1,),
+            words=(1, 2),
         )
     ]
     parts += [_boot(n, boot) for n, boot in found.boots.items()]
@@ -157,6 +206,15 @@ def startup(found: Findings) -> Html:
 
 def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0%}"
+
+
+def _counted(boot: dict) -> list[tuple[str, str]]:
+    """The engine's own count of prompt tokens over a workload."""
+    told = []
+    for workload, read in boot.get("counters", {}).items():
+        grown = {k: v - read["before"].get(k, 0) for k, v in read["after"].items()}
+        told += [(f"{name} during {workload}", f"{grown[k]:,.0f}") for k, name in COUNTERS.items() if k in grown]
+    return told
 
 
 def _boot(n: int, boot: dict) -> Html:
@@ -173,6 +231,7 @@ def _boot(n: int, boot: dict) -> Html:
             "share of the CPU's time taken by the hypervisor",
             f"{machine['steal_share']:.2%}" if machine.get("steal_share") is not None else "unknown",
         ),
+        *_counted(boot),
         ("lived for", quantity(machine.get("seconds"), "s")),
     ]
     told = [(str(k).replace("_", " "), quantity(v) if isinstance(v, int | float) else v) for k, v in told]

@@ -1,0 +1,167 @@
+"""The cells of compare.ipynb, one function each: the stages of a study's run, whose arms are ordinary runs.
+
+`start` makes it; `card`, `machine`, `prepare`, `measure`, `results`, `charts` and `report` each take it.
+"""
+
+from typing import Any
+
+from IPython.display import display
+
+from llmrepro import charts as charts_
+from llmrepro import comparison, run_folder, stages, study_results, workloads
+from llmrepro import machine as machine_
+from llmrepro import report as report_
+from llmrepro import results as results_
+from llmrepro.cells import assigned_in_parameter_cells, table
+from llmrepro.comparison import StudyParameters, StudyRun
+from llmrepro.differences import Setup, line
+from llmrepro.notation import plural
+from llmrepro.parameters import checked
+from llmrepro.run import Run
+from llmrepro.study import of_arm
+
+
+def start(values: dict[str, Any]) -> StudyRun:
+    """A study's run from a notebook's globals: the parameters among them, checked. Raises RunError or RecipeError.
+
+    A name that papermill injected and no parameter has is refused: papermill itself only warns.
+    """
+    known = {name: values[name] for name in StudyParameters.model_fields if name in values}
+    injected = {name: values.get(name) for name in assigned_in_parameter_cells()}
+    return comparison.create(checked(known | injected, StudyParameters))
+
+
+def card(compared: StudyRun) -> None:
+    """What is compared, what the arms differ in by their recipes, and what it costs, before anything is done."""
+    with compared.stage("card"):
+        study, params = compared.study, compared.parameters
+        recipes = {arm.id: of_arm(compared.arms[arm.id].recipe, arm) for arm in study.arms}
+        table(
+            study.title,
+            [
+                ("question", study.question),
+                ("published by", study.source.publication if study.source else "no publication is named"),
+                *((f"arm {arm}", _engine(recipe)) for arm, recipe in recipes.items()),
+                ("differ in", line({arm: Setup(recipe) for arm, recipe in recipes.items()}, study.differs_in)),
+                ("claims", str(len(study.comparisons))),
+                ("plan", _plan(compared)),
+                *(("out of scope", text) for text in study.out_of_scope),
+                ("mode, profile", f"{params.mode}, {params.profile}"),
+                ("run folder", str(compared.path)),
+            ],
+        )
+
+
+def _engine(recipe) -> str:
+    pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
+    return f"{recipe.id}: {recipe.engine.name} ({recipe.engine.install.kind}: {pins})"
+
+
+def _plan(compared: StudyRun) -> str:
+    if compared.parameters.runs:
+        return "nothing is measured: these runs are compared as they are"
+    jobs = {arm: workloads.missing(run) for arm, run in compared.arms.items()}
+    seconds = sum(workloads.estimate_s(compared.arms[arm].recipe, todo) for arm, todo in jobs.items())
+    minutes = sum(run.recipe.needs.minutes for run in compared.arms.values())
+    return (
+        f"{plural(compared.study.boots, 'boot')} of every server, the arms in turns; "
+        f"{plural(sum(map(len, jobs.values())), 'request')} to go, about {seconds / 60:.0f} minutes on two slow "
+        f"cores; installing, the first time, within {minutes:g} minutes more"
+    )
+
+
+def machine(compared: StudyRun) -> None:
+    """What this machine is, and what each arm needs that it lacks."""
+    with compared.stage("machine"):
+        if compared.parameters.runs:
+            return
+        facts = machine_.describe(machine_.cache_dir())
+        compared.write_json("machine.json", facts)
+        rows = []
+        for arm, run in compared.arms.items():
+            with run.stage("machine"):
+                run.write_json("machine.json", facts)
+                rows.append((f"arm {arm}", "; ".join(stages.lacks(run)) or "can run here"))
+        table("This machine", [("processor", str(facts["cpu"]["model"])), ("system", facts["os"]["name"]), *rows])
+
+
+def prepare(compared: StudyRun) -> None:
+    """Every arm's environment and weights, built or found, each checked; not of arms that cannot run here."""
+    with compared.stage("prepare"):
+        if not compared.parameters.runs:
+            for run in compared.arms.values():
+                stages.prepare(run)
+
+
+def measure(compared: StudyRun) -> None:
+    """Every boot and request that is still missing, the arms in turns: A B A B.
+
+    An arm that fails loses its further turns and the others go on; then ArmFailure is raised.
+    """
+    with compared.stage("measure"):
+        if compared.parameters.runs:
+            return
+        live = {arm: run for arm, run in compared.arms.items() if not stages.lacks(run)}
+        boots = compared.study.boots
+        names = {id(run): arm for arm, run in live.items()}
+
+        def turn(run: Run, boot: int) -> None:
+            if any(job.replicate == boot for job in workloads.missing(run)):
+                print(f"boot {boot + 1} of {boots} · {names[id(run)]}")
+                stages.measure(run, boot)
+
+        comparison.take_turns(live, boots, turn)
+
+
+def results(compared: StudyRun) -> None:
+    """Metrics side by side, what the arms differ in, verdicts and the break-even, written to result.json."""
+    with compared.stage("results"):
+        if not compared.parameters.runs:
+            for run in compared.arms.values():
+                with run.stage("results"):
+                    run.write_json("result.json", results_.compute(run.path))
+        result = study_results.compute(compared.path)
+        compared.write_json("result.json", result)
+        table("Claims", [("differ in", result["line"]), *stages.verdicts(result)])
+
+
+def charts(compared: StudyRun) -> None:
+    """The figures of the comparison, as SVG, PNG, CSV and alt text."""
+    with compared.stage("charts"):
+        for figure in charts_.draw_study(compared.path):
+            display({"text/html": figure.html(), "text/plain": figure.alt}, raw=True)
+
+
+def report(compared: StudyRun) -> None:
+    """report.html of the study and of every arm, and the run's end: completed, or what is missing of which arm."""
+    with compared.stage("report"):
+        finish(compared)
+        path = report_.write(compared.path)
+    compared.close()
+    table("Report", [("open", str(path))])
+
+
+def finish(compared: StudyRun) -> None:
+    """The status of the study's run and its arms' once the stages are over."""
+    if compared.parameters.runs:
+        compared.set_status("completed", "report")
+        return
+    ends = {}
+    for arm, run in compared.arms.items():
+        with run.stage("report"):
+            stages.finish(run)
+        ends[arm] = run_folder.status(run.path, page=False)
+    for outcome, stage in (("stopped", "measure"), ("lacking", "report")):
+        said = [f"{arm}: {end['reason']}" for arm, end in ends.items() if end["outcome"] == outcome]
+        if said:
+            more = (
+                {
+                    "stopped_by": "person",
+                    "next_step": f"run the cell measure again, or {run_folder.go_on(compared.path)}",
+                }
+                if outcome == "stopped"
+                else {}
+            )
+            compared.set_status(outcome, stage, reason="; ".join(said), **more)
+            return
+    compared.set_status("completed", "report")

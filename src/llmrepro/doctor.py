@@ -1,0 +1,110 @@
+"""What each recipe needs and whether this machine has it: looked at, nothing installed, fetched or changed."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from llmrepro import catalog, engines, environment, fixes, machine
+from llmrepro.recipe import Fix, Needs, Recipe, RecipeError
+
+
+class Check(NamedTuple):
+    what: str
+    found: str
+    next_step: str = ""  # "" when nothing is wrong, or nothing can be mended here
+
+
+def examine(name: str, cache: Path | None = None) -> list[Check]:
+    """Everything about one recipe, by id or path. A check with a `next_step` is a fault that a person can mend.
+
+    Where the machine lacks hardware that the recipe needs, the rest is still told and is no fault.
+    """
+    try:
+        recipe = catalog.load(name)
+    except RecipeError as error:
+        return [Check("recipe", str(error), "mend the file at the keys named above")]
+    cache = cache or machine.cache_dir()
+    facts = machine.describe(cache)
+    hardware = machine.lacks(recipe.needs.model_copy(update={"commands": []}), facts, cache)
+    commands = machine.lacks(Needs(commands=recipe.needs.commands), facts, cache)
+    checks = [
+        Check("recipe", "read, with the texts of its prompts"),
+        Check("needs", _needs(recipe.needs)),
+        Check("here", "; ".join(hardware) or "this machine has that; the recipe runs live"),
+        *(Check("command", sentence, "install it, then run doctor again") for sentence in commands),
+        *_environment(recipe, catalog.path_of(name).parent / "engine.lock", cache),
+    ]
+    if hardware:
+        return [check._replace(next_step="") for check in checks]
+    return checks
+
+
+def _needs(needs: Needs) -> str:
+    parts = [
+        " or ".join(needs.architectures),
+        f"{needs.memory_gib:g} GiB of memory" if needs.memory_gib else "",
+        f"{needs.disk_gib:g} GiB of disk" if needs.disk_gib else "",
+        f"a GPU with {needs.vram_gib:g} GiB" if needs.vram_gib else "",
+        f"compute capability {needs.compute_capability}" if needs.compute_capability else "",
+        *(f"the command {command}" for command in needs.commands),
+        f"about {needs.minutes:g} minutes",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _environment(recipe: Recipe, lock: Path, cache: Path) -> list[Check]:
+    engine = recipe.engine
+    try:
+        python = environment.interpreter(engine.install.python)
+        place = environment.place_of(engine, lock, cache)
+    except environment.EnvironmentFailure as failure:
+        return [Check("lock, Python", failure.found, failure.next_step)]
+    checks = [Check("lock", "read: pins and hashes only"), Check("Python", str(python))]
+    found = environment.complete(place, engine)
+    if found is None:
+        state = (
+            f"{place} was changed or is not whole: built anew" if place.exists() else "not installed yet: built"
+        )
+        return [
+            *checks,
+            Check("environment", f"{state} by `llmrepro run {recipe.id}`"),
+            *(Check("fix", f"{fix.name}: not installed yet, made with the environment") for fix in engine.fixes),
+        ]
+    return [
+        *checks,
+        Check("environment", f"{place}, complete and unchanged"),
+        *(_fix(place, fix) for fix in engine.fixes),
+        *_arguments(recipe, place),
+    ]
+
+
+def _fix(place: Path, fix: Fix) -> Check:
+    try:
+        finding = fixes.load(fix.name).detect(place, fix)
+    except fixes.FixFailure as failure:
+        return Check("fix", f"{fix.name}: {failure}", failure.next_step)
+    # an environment is complete only once its fixes are proved: one that is needed still was undone since
+    again = f"remove {place}; the next run builds it with the fix" if finding.needed else ""
+    return Check("fix", f"{fix.name}: {'needed' if finding.needed else 'in place'}: {finding.why}", again)
+
+
+def _arguments(recipe: Recipe, place: Path) -> list[Check]:
+    """What the engine adapter would translate in each server's arguments, by the build that is installed."""
+    engine, checks = engines.load(recipe.engine.name), []
+    for server in recipe.servers:
+        try:
+            launch = engine.launch(
+                place,
+                recipe.engine.install,
+                server,
+                Path("weights"),
+                alias=recipe.id,
+                port=1,
+                api_key="none",
+                threads=machine.threads(),
+            )
+        except engines.EngineError as error:
+            checks.append(Check(f"server {server.id}", str(error), "mend its `args` in the recipe, as told above"))
+        else:
+            told = "; ".join(launch.adaptations) or "its arguments are this build's own"
+            checks.append(Check(f"server {server.id}", told))
+    return checks

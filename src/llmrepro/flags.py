@@ -1,0 +1,116 @@
+"""What a reader must know before believing a number: failures, drift, a busy machine, clocks that disagree."""
+
+from collections import Counter
+from statistics import fmean
+
+from llmrepro import cache_use, intervals, metrics
+from llmrepro.client import Record
+from llmrepro.metrics import ANSWERED
+
+BUSY_LOAD, BUSY_STEAL = 0.75, 0.05  # per CPU before a boot; share of all CPU time during it
+DIFFERS = 0.03  # client against server beyond this is flagged
+
+
+def of(records: list[Record], rows: list[dict]) -> list[str]:
+    """What a reader must know before believing a number."""
+    found = []
+    skipped = {(r.workload, r.case, r.server): r.error for r in records if r.status == "skipped"}
+    found += [
+        f"{case} of {workload} ({server}) was not asked: {why}"
+        for (workload, case, server), why in skipped.items()
+    ]
+    records = [r for r in records if r.status != "skipped"]
+    failed = [r for r in records if r.status not in ANSWERED]
+    if failed:
+        kinds = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in Counter(r.status for r in failed).items())
+        found.append(f"{len(failed)} of {len(records)} requests failed ({kinds}); no mean includes them")
+    found += _disagreements(rows)
+    repeated = sum(_repeats(r) for r in records if r.status in ANSWERED)
+    if repeated:
+        found.append(f"{repeated} of {len(records)} answers are one token over and over")
+    found += _drift(records) + _broken_rounds(records)
+    return found
+
+
+def _broken_rounds(records: list[Record]) -> list[str]:
+    """Rounds without an answer to every prompt, which are in no suite value; and requests that stand twice."""
+    found = []
+    good = [r for r in records if r.status in ANSWERED]
+    keys = Counter((r.server, r.boot, r.workload, r.case, r.repeat) for r in good)
+    twice = sum(n > 1 for n in keys.values())
+    if twice:
+        found.append(f"{twice} requests stand more than once in records.jsonl: the folder was changed by hand")
+    for workload in sorted({r.workload for r in records}):
+        mine = [k for k in {(r.server, r.boot, r.case, r.repeat) for r in records if r.workload == workload}]
+        cases = {case for _, _, case, _ in mine}
+        rounds = {(server, boot, repeat) for server, boot, _, repeat in mine}
+        whole = [k for k in rounds if all(keys[k[0], k[1], workload, case, k[2]] for case in cases)]
+        if len(whole) < len(rounds):
+            found.append(
+                f"{len(rounds) - len(whole)} of {len(rounds)} rounds of {workload} lack an answer; no suite value "
+                "includes them"
+            )
+    return found
+
+
+def _repeats(record: Record) -> bool:
+    """Whether one token fills the answer; a few tokens cannot tell."""
+    enough = (record.output_tokens or 0) >= metrics.MIN_DECODE_TOKENS
+    return enough and (metrics.repetition_share(record) or 0) >= 0.9
+
+
+def disturbances(started: dict[int, dict], cpus: int | None) -> list[str]:
+    """Boots beside which the machine did something else, by its load before the start and by CPU steal."""
+    loads = {n: b["machine"].get("load_before") for n, b in started.items() if "machine" in b}
+    steals = {n: b["machine"].get("steal_share") for n, b in started.items() if "machine" in b}
+    busy = {n: load for n, load in loads.items() if cpus and load is not None and load > BUSY_LOAD * cpus}
+    stolen = {n: share for n, share in steals.items() if share is not None and share > BUSY_STEAL}
+    found = []
+    if busy:
+        load, them = _up_to(busy, "{:g}"), "them" if len(busy) > 1 else "it"
+        found.append(
+            f"{cache_use.numbered(busy)}: the machine was busy before {them}, load {load} on {cpus} CPUs; close "
+            "what else runs"
+        )
+    if stolen:
+        share = _up_to(stolen, "{:.0%}")
+        found.append(
+            f"{cache_use.numbered(stolen)}: the hypervisor took {share} of the CPU's time; choose a calmer hour"
+        )
+    return found
+
+
+def _up_to(values: dict[int, float], form: str) -> str:
+    return ("up to " if len(values) > 1 else "") + form.format(max(values.values()))
+
+
+def _disagreements(rows: list[dict]) -> list[str]:
+    """Decode speeds that the client and the server's own clock put more than DIFFERS apart."""
+    where = ("server", "workload", "case", "statistic")
+    own = {tuple(r[k] for k in where): r for r in rows if r["metric"] == "decode_tps.server"}
+    found = []
+    for row in rows:
+        twin = own.get(tuple(row[k] for k in where)) if row["metric"] == "decode_tps" else None
+        if twin and abs(row["value"] / twin["value"] - 1) > DIFFERS:
+            found.append(
+                f"decode speed of {row['case']} ({row['server']}): the client says {row['value']:.1f}, "
+                f"the server {twin['value']:.1f} tok/s: more than {DIFFERS:.0%} apart"
+            )
+    return found
+
+
+def _drift(records: list[Record]) -> list[str]:
+    """A slope of decode speed over the rounds that its interval keeps from nought."""
+    found = []
+    for workload in sorted({r.workload for r in records}):
+        speeds = [
+            (r.repeat, s) for r in records if r.workload == workload and (s := metrics.decode_tps(r)) is not None
+        ]
+        fit = intervals.slope([x for x, _ in speeds], [y for _, y in speeds])
+        if fit is not None and (fit.low > 0 or fit.high < 0):
+            mean = fmean(y for _, y in speeds)
+            found.append(
+                f"decode speed of {workload} drifts by {fit.mean / mean:+.1%} a round "
+                f"({fit.low / mean:+.1%} to {fit.high / mean:+.1%}): the machine was not steady"
+            )
+    return found
