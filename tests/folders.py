@@ -108,7 +108,13 @@ def boot(server="default", replicate=0, scale=1.0, **changes) -> dict:
         "effective": {"context_tokens": 8192, "load_mode": "mmap"},
         "phases": [["read metadata", 0.0, 0.2 * scale], ["load tensors", 0.2 * scale, 0.3 * scale]],
         "metrics": {"kv_bytes_per_token": 23040},
-        "machine": {"load_before": 0.5, "load_after": 1.0, "steal_share": 0.001, "seconds": 12.0},
+        "machine": {
+            "load_before": 0.5,
+            "load_after": 1.0,
+            "steal_share": 0.001,
+            "other_cpus": 0.02,
+            "seconds": 12.0,
+        },
     }
     return {**told, **changes}
 

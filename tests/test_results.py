@@ -122,14 +122,14 @@ def test_an_answer_without_a_word_is_no_fault(tmp_path):
 
 
 def test_a_busy_machine_is_told(tmp_path):
-    before = [(0.5, 0.0), (1.4, 0.01), (9.0, 0.2)]  # load, share of steal
+    meanwhile = [(0.05, 0.0), (None, 0.01), (1.3, 0.2)]  # CPUs of others, share of steal
     boots = [
-        boot(replicate=n, machine={"load_before": load, "steal_share": steal})
-        for n, (load, steal) in enumerate(before)
+        boot(replicate=n, machine={"other_cpus": others, "steal_share": steal})
+        for n, (others, steal) in enumerate(meanwhile)
     ]
     flags = computed(tmp_path, boots=boots, machine={"cpu": {"usable_cpus": 2}})["flags"]
     assert flags == [
-        "boot 3: the machine was busy before it, load 9 on 2 CPUs; close what else runs",
+        "boot 3: other programs kept 1.3 of 2 CPUs busy meanwhile; close what else runs",
         "boot 3: the hypervisor took 20% of the CPU's time; choose a calmer hour",
     ]
 

@@ -89,10 +89,11 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
         try:
             yield running
         finally:
-            if running.ended() is None:
+            alive = running.ended() is None
+            told.update(machine=watch.reading(running.pid if alive else None))
+            if alive:
                 log = running.log.read_text(errors="replace")
                 told.update(engine.observe(lambda path: call(running, path), log))
-            told.update(machine=watch.reading())
             run.write_json(f"boots/{number}.json", told)
 
 

@@ -192,13 +192,25 @@ def _end(path: Path, code: int) -> int:
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")
     if status["outcome"] in {"completed", "lacking"} and (path / "report.html").exists():
-        result = run_folder.read_json(path / "result.json")
-        for verdict in (*result.get("verdicts", []), *result["comparisons"]):
+        verdicts, left_out = _verdicts(path)
+        for verdict in verdicts:
             click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
+        if left_out:
+            click.echo(f"  and {left_out} of what this run leaves out; --profile full asks it")
         click.echo(f"report: {path / 'report.html'}")
         return code
     click.echo(f"report of what there is: {_report(path)}")
     return code or 1
+
+
+def _verdicts(path: Path) -> tuple[list[dict], int]:
+    """What was judged in a run or a study, and how many claims are about what was not asked."""
+    from llmrepro import findings  # scipy and more, which help does not wait for
+
+    if (path / "study.json").exists():
+        return run_folder.read_json(path / "result.json")["comparisons"], 0
+    found = findings.read(path)
+    return found.judged, len(found.out_of_profile)
 
 
 @main.command()

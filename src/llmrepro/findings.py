@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrepro import results
+from llmrepro import results, workloads
 from llmrepro.client import Record
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
@@ -44,11 +44,18 @@ class Findings:
 
     @property
     def out_of_profile(self) -> set[str]:
-        """Ids of the claims about workloads that this run's profile leaves out."""
-        asked = {w.id for w in self.recipe.workloads if self.parameters.profile in w.profiles}
-        about = [(c.id, {c.workload}) for c in self.recipe.claims]
-        about += [(c.id, {c.a.workload, c.b.workload}) for c in self.recipe.comparisons]
-        return {claim for claim, workloads in about if workloads - asked - {None}}
+        """Ids of the claims about servers or workloads that this run leaves out, by its profile or its choice."""
+        planned = {(j.server, j.workload) for j in workloads.plan(self.recipe, self.parameters)}
+        about = [(c.id, [c]) for c in self.recipe.claims]
+        about += [(c.id, [c.a, c.b]) for c in self.recipe.comparisons]
+        return {
+            claim
+            for claim, sides in about
+            if not all(
+                any(x.server in (None, server) and x.workload in (None, workload) for server, workload in planned)
+                for x in sides
+            )
+        }
 
     @property
     def _verdicts(self) -> list[dict]:

@@ -7,7 +7,7 @@ from llmrepro import cache_use, intervals, metrics
 from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
 
-BUSY_LOAD, BUSY_STEAL = 0.75, 0.05  # per CPU before a boot; share of all CPU time during it
+BUSY_CPUS, BUSY_STEAL = 0.2, 0.05  # kept busy by others during a boot; share of all CPU time taken
 DIFFERS = 0.03  # client against server beyond this is flagged
 
 
@@ -60,17 +60,17 @@ def _repeats(record: Record) -> bool:
 
 
 def disturbances(started: dict[int, dict], cpus: int | None) -> list[str]:
-    """Boots beside which the machine did something else, by its load before the start and by CPU steal."""
-    loads = {n: b["machine"].get("load_before") for n, b in started.items() if "machine" in b}
+    """Boots beside which the machine did something else: other programs, or the hypervisor."""
+    others = {n: b["machine"].get("other_cpus") for n, b in started.items() if "machine" in b}
     steals = {n: b["machine"].get("steal_share") for n, b in started.items() if "machine" in b}
-    busy = {n: load for n, load in loads.items() if cpus and load is not None and load > BUSY_LOAD * cpus}
+    busy = {n: other for n, other in others.items() if other is not None and other > BUSY_CPUS}
     stolen = {n: share for n, share in steals.items() if share is not None and share > BUSY_STEAL}
     found = []
     if busy:
-        load, them = _up_to(busy, "{:g}"), "them" if len(busy) > 1 else "it"
+        of = f" of {cpus}" if cpus else ""
         found.append(
-            f"{cache_use.numbered(busy)}: the machine was busy before {them}, load {load} on {cpus} CPUs; close "
-            "what else runs"
+            f"{cache_use.numbered(busy)}: other programs kept {_up_to(busy, '{:.1f}')}{of} CPUs busy meanwhile; "
+            "close what else runs"
         )
     if stolen:
         share = _up_to(stolen, "{:.0%}")

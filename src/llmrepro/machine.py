@@ -1,5 +1,6 @@
 """What this machine is. A fact that cannot be found is None, never zero."""
 
+import contextlib
 import os
 import platform
 import shutil
@@ -84,25 +85,52 @@ def lacks(needs: Needs, facts: dict, folder: Path) -> list[str]:
 
 
 class Stopwatch:
-    """Load and CPU steal between its start and its reading. Steal is the share that the hypervisor took."""
+    """What else this machine did between its start and a reading: load, CPU steal, other programs."""
 
     def __init__(self):
         self._start = psutil.cpu_times()
+        self._own_s = _cpu_s(psutil.Process())
         self._load = os.getloadavg()[0]
         self._at = time.perf_counter()
 
-    def reading(self) -> dict:
-        """load_before, load_after (1 minute), steal_share (0..1, None where the kernel does not say), seconds."""
+    def reading(self, server: int | None = None) -> dict:
+        """load_before, load_after (1 minute), steal_share (0..1, what the hypervisor took), other_cpus (CPUs that
+        other programs kept busy on average), seconds. None where it cannot be known.
+
+        `server` is the process started since, still alive; what it and its children used is not others'.
+        """
         end = psutil.cpu_times()
         passed = sum(end) - sum(self._start)
+        seconds = time.perf_counter() - self._at
         steal = getattr(end, "steal", None)
         share = None if steal is None or passed <= 0 else round((steal - self._start.steal) / passed, 4)
+        others = None
+        with contextlib.suppress(psutil.Error):  # a server that ended took its times with it
+            if server is not None:
+                own_s = _tree_s(psutil.Process(server)) + _cpu_s(psutil.Process()) - self._own_s
+                others = round(max(0.0, _busy_s(end) - _busy_s(self._start) - own_s) / seconds, 2)
         return {
             "load_before": round(self._load, 2),
             "load_after": round(os.getloadavg()[0], 2),
             "steal_share": share,
-            "seconds": round(time.perf_counter() - self._at, 3),
+            "other_cpus": others,
+            "seconds": round(seconds, 3),
         }
+
+
+def _busy_s(times) -> float:
+    """CPU seconds of user and kernel code on all CPUs; guests are counted within user."""
+    return times.user + times.nice + times.system + times.irq + times.softirq
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and of those children of it that have ended."""
+    times = process.cpu_times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _tree_s(process: psutil.Process) -> float:
+    return _cpu_s(process) + sum(_cpu_s(child) for child in process.children(recursive=True))
 
 
 def _cpu_model() -> str | None:

@@ -48,7 +48,7 @@ def sentence(found: Findings) -> str:
     said = counted(words, "The recipe")
     left = len(found.out_of_profile)
     if left:
-        said += f" {left:,} more {'is' if left == 1 else 'are'} about workloads that this profile leaves out."
+        said += f" {left:,} more {'is' if left == 1 else 'are'} about what this run leaves out."
     speeds = any(
         terms.METRICS[c.metric].better
         for c in (*found.recipe.claims, *found.recipe.comparisons)

@@ -227,6 +227,7 @@ def _boot(n: int, boot: dict) -> Html:
             "load of the machine, before and after",
             " · ".join(number(machine.get(k)) for k in ("load_before", "load_after")),
         ),
+        ("CPUs that other programs kept busy meanwhile", number(machine.get("other_cpus"))),
         (
             "share of the CPU's time taken by the hypervisor",
             f"{machine['steal_share']:.2%}" if machine.get("steal_share") is not None else "unknown",
