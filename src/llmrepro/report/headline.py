@@ -46,9 +46,6 @@ def sentence(found: Findings) -> str:
     """The verdict of the whole run, in a sentence or two."""
     words = Counter(v["word"] for v in found.judged)
     said = counted(words, "The recipe")
-    left = len(found.out_of_profile)
-    if left:
-        said += f" {left:,} more {'is' if left == 1 else 'are'} about what this run leaves out."
     speeds = any(
         terms.METRICS[c.metric].better
         for c in (*found.recipe.claims, *found.recipe.comparisons)
@@ -59,6 +56,9 @@ def sentence(found: Findings) -> str:
             " They are facts that hold on any machine; no speed was published, so the speeds below stand for "
             "this machine alone."
         )
+    left = len(found.out_of_profile)
+    if left:
+        said += f" {left:,} more {'is' if left == 1 else 'are'} about what this run leaves out."
     return said
 
 
