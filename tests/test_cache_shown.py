@@ -196,4 +196,4 @@ def test_a_start_that_was_not_cold_is_not_drawn_as_one(tmp_path):
 
 def test_claims_of_workloads_that_the_profile_leaves_out_are_counted_apart(tmp_path):
     page = text(soup(folder(tmp_path, chat(), parameters={"repeats": 3})))
-    assert "7 more are about what this run leaves out." in page
+    assert "7 more were not asked, by this run" in page

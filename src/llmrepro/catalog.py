@@ -35,6 +35,8 @@ def path_of(name: str) -> Path:
         return path.resolve()
     if Path(name).expanduser().is_dir():
         raise RecipeError(f"{Path(name).expanduser()} holds no recipe.json; give the folder or file of a recipe")
+    if name in studies():
+        raise RecipeError(f"{name} is a study, which compares recipes: `llmrepro compare {name}` measures it")
     raise RecipeError(
         f"no recipe is called {name!r}; {terms.nearest(name, ids())}. "
         "A recipe from elsewhere is given as the path of its recipe.json"

@@ -43,7 +43,8 @@ def list_() -> None:
         *((i, catalog.load_study) for i in catalog.studies()),
     ):
         try:
-            click.echo(f"{name:<40} {load(name).title}")
+            kind = "study, for compare: " if load is catalog.load_study else ""
+            click.echo(f"{name:<40} {kind}{load(name).title}")
         except RecipeError as error:
             faults.append(str(error))
     if faults:
@@ -63,9 +64,9 @@ def doctor(recipe: str | None) -> None:
     for name in [recipe] if recipe else catalog.ids():
         click.echo(name)
         for check in doctor_.examine(name):
-            click.echo(f"  {check.what:<16} {check.found}")
+            click.echo(f"  {check.what:<20} {check.found}")
             if check.next_step:
-                click.echo(f"  {'→ next':<16} {check.next_step}")
+                click.echo(f"  {'→ next':<20} {check.next_step}")
                 faults += 1
     if faults:
         raise click.ClickException(f"{faults} thing{'s' * (faults > 1)} to mend; each next step stands above")
@@ -193,10 +194,14 @@ def _end(path: Path, code: int) -> int:
         click.echo(f"next: {status['next_step']}")
     if status["outcome"] in {"completed", "lacking"} and (path / "report.html").exists():
         verdicts, left_out = _verdicts(path)
+        for flag in run_folder.read_json(path / "result.json")["flags"]:
+            click.echo(f"  {'mind':<16} {flag}")
         for verdict in verdicts:
             click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
         if left_out:
-            click.echo(f"  and {left_out} of what this run leaves out; --profile full asks it")
+            click.echo(
+                f"  {'not asked':<16} {left_out} more, by the profile, --workloads or --servers of this run"
+            )
         click.echo(f"report: {path / 'report.html'}")
         return code
     click.echo(f"report of what there is: {_report(path)}")

@@ -136,6 +136,7 @@ def report(compared: StudyRun) -> None:
     """report.html of the study and of every arm, and the run's end: completed, or what is missing of which arm."""
     with compared.stage("report"):
         finish(compared)
+        compared.write_json("result.json", study_results.compute(compared.path))  # it tells how the arms ended
         path = report_.write(compared.path)
     compared.close()
     table("Report", [("open", str(path))])

@@ -32,11 +32,18 @@ def of(samples: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, len(samples))
 
 
+def positive(samples: Sequence[float]) -> Interval:
+    """`of` for a quantity that is never below nought, a time or a speed: no interval where it would reach nought,
+    since that says only that the samples are too scattered for one."""
+    found = of(samples)
+    return found if found.low is None or found.low > 0 else found._replace(low=None, high=None)
+
+
 def over_boots(by_boot: dict[int, Sequence[float]]) -> Interval:
     """One boot: the interval over its rounds. Several: over the boots' means, since what a start decides
     (memory layout, clocks, neighbours) is drawn once per boot."""
     groups = [list(v) for v in by_boot.values() if v]
-    return of(groups[0]) if len(groups) == 1 else of([fmean(g) for g in groups])
+    return positive(groups[0]) if len(groups) == 1 else positive([fmean(g) for g in groups])
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Interval | None:

@@ -27,6 +27,7 @@ def describe(folder: Path) -> dict:
             "physical_cores": physical_cores(),
             "usable_cpus": usable_cpus(),
             "l3_mib": _l3_mib(),
+            "simd": _simd(),
         },
         "memory": {"total_gib": round(memory.total / GIB, 2), "available_gib": round(memory.available / GIB, 2)},
         "disk_free_gib": round(shutil.disk_usage(_existing(folder)).free / GIB, 1),
@@ -137,6 +138,18 @@ def _cpu_model() -> str | None:
     for line in _read("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
+    return None
+
+
+SIMD = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+
+
+def _simd() -> str | None:
+    """Those of the CPU's vector extensions that decide how fast it multiplies; a virtual CPU's model name may tell
+    nothing of them."""
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith(("flags", "Features")):
+            return " ".join(f for f in SIMD if f in line.split())
     return None
 
 

@@ -33,7 +33,7 @@ def compute(path: Path) -> dict:
         for server in workload.on:
             mine = [r for r in records if not r.warmup and (r.workload, r.server) == (workload.id, server)]
             rows += _workload_rows(workload, server, mine)
-            if workload.kind == "prefix":
+            if workload.kind == "prefix" and mine:
                 rows += _hit_rows(workload, server, started)
     found_here = _here(path, recipe, started, weights)
     found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, found_here)
@@ -148,7 +148,7 @@ def _boot_rows(recipe: Recipe, started: dict[int, dict]) -> list[dict]:
             rows.append(_constant_row(metric, values, server=server.id, boots=len(values)))
         for (metric, workload, case), values in times.items():
             where = {"server": server.id, "workload": workload, "case": case, "boots": len(values)}
-            rows.append(_interval_row(metric, intervals.of(values), statistic="mean", **where))
+            rows.append(_interval_row(metric, intervals.positive(values), statistic="mean", **where))
     return rows
 
 
@@ -218,7 +218,7 @@ def _slope_rows(records: list[Record], **where) -> list[dict]:
             fits.append(fit)
     if not fits:
         return []
-    found = intervals.of([1 / f.mean for f in fits])
+    found = intervals.positive([1 / f.mean for f in fits])
     if len(fits) == 1:
         found = intervals.Interval(1 / fits[0].mean, 1 / fits[0].high, 1 / fits[0].low, fits[0].n)
     return [_interval_row("prefill_tps.slope", found, boots=len(fits), statistic="slope", **where)]
@@ -286,6 +286,7 @@ def _here(path: Path, recipe: Recipe, started: dict[int, dict], weights: dict) -
     adapted = sorted({a for b in started.values() for a in b.get("adaptations", [])})
     steal = [b["machine"]["steal_share"] for b in started.values() if b.get("machine", {}).get("steal_share")]
     return {
+        "cpu_simd": facts.get("cpu", {}).get("simd"),
         "cpu_model": facts.get("cpu", {}).get("model"),
         "weights_sha256": weights["facts"].get("model.sha256"),
         "engine_version": recipe.engine.version

@@ -148,9 +148,12 @@ def results(run: Run) -> None:
 
 
 def verdicts(result: dict) -> list[tuple[str, str]]:
-    """(claim, word and reason) of every claim of a result."""
+    """(claim, word and reason) of every claim of a result, and before them what to know first."""
     judged = [*result.get("verdicts", []), *result["comparisons"]]
-    return [(v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in judged]
+    return [
+        *(("mind", flag) for flag in result["flags"]),
+        *((v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in judged),
+    ]
 
 
 def charts(run: Run) -> None:

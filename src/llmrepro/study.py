@@ -32,7 +32,7 @@ class Study(Part):
     repeats: int | None = Field(None, ge=1, description="Rounds of every workload in a boot; None: the recipes'.")
     comparisons: list[Comparison] = []
     differs_in: list[str] = Field([], description="What the arms differ in that the kit cannot see.")
-    out_of_scope: list[str] = Field([], description="What is published and not measured here.")
+    out_of_scope: list[str] = Field([], description="What is not measured here.")
 
     @model_validator(mode="after")
     def _names_resolve(self):

@@ -4,7 +4,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from llmrepro import capacity, comparison, conditions, differences, pairing, results, terms, verdict
+from llmrepro import capacity, comparison, conditions, differences, pairing, ratios, results, terms, verdict
 from llmrepro.claim import Side
 from llmrepro.differences import Setup
 from llmrepro.notation import plural
@@ -21,8 +21,8 @@ def compute(path: Path) -> dict:
 
     `arms` {arm, recipe, engine, servers, contenders {server: label}, outcome, reason, requests}; `line`, text;
     `differences` {name, values by arm}; `untold` names; `metrics` rows {metric, unit, workload, case, statistic,
-    values: [{arm, server, value, low, high, n, boots, note}]}; `comparisons`, see verdict.Compared; `break_even`,
-    see _break_evens; `flags`, sentences; `inputs`, the sha256 of what was read.
+    values: [{arm, server, value, low, high, n, boots, note}], ratio, see _ratio}; `comparisons`, see
+    verdict.Compared; `break_even`, see _break_evens; `flags`, sentences; `inputs`, the sha256 of what was read.
     """
     study = comparison.load_study(path)
     folders = comparison.arm_folders(path)
@@ -125,10 +125,37 @@ def _side_by_side(arms: dict[str, _Arm]) -> list[dict]:
             )
             kept = ("server", "value", "low", "high", "n", "boots", "note")
             shown["values"].append({"arm": arm.id, **{k: row[k] for k in kept}})
+    for row in rows.values():
+        row["ratio"] = _ratio(row, arms)
     order = list(terms.METRICS)
     return sorted(
         rows.values(), key=lambda r: (r["workload"] is not None, r["case"] is not None, order.index(r["metric"]))
     )
+
+
+def _ratio(row: dict, arms: dict[str, _Arm]) -> dict | None:
+    """{mean, low, high, n}: the first arm's time or speed by the second's over the pairs of boots, where two arms
+    have it of the same requests; else None."""
+    told = row["values"]
+    if len(told) != 2 or len({v["arm"] for v in told}) != 2 or terms.METRICS[row["metric"]].better is None:
+        return None
+    statistic = row["statistic"] if row["statistic"] in pairing.STATISTICS else "value"
+    asked, sides = set(), []
+    for v in told:
+        run = arms[v["arm"]].measured
+        asked |= {question(w) for w in run.recipe.workloads if w.id == row["workload"]}
+        try:
+            sides.append(pairing.values(run, row["metric"], v["server"], row["workload"], row["case"], statistic))
+        except NoPairs:
+            return None
+    shared = sorted(set(sides[0]) & set(sides[1]))
+    if len(asked) > 1 or not shared:
+        return None
+    try:
+        found = ratios.of([tuple(fmean(side[n].values()) for side in sides) for n in shared])
+    except ValueError:  # a value of nought
+        return None
+    return found._asdict()
 
 
 def _break_evens(arms: dict[str, _Arm]) -> list[dict]:

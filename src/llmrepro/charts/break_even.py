@@ -80,11 +80,8 @@ def sentence(told: dict) -> str:
     counted = f"{plural(told['boots'], 'boot')} each" + ("" if told["boots"] >= 3 else ", too few for an interval")
     if told["found"] == "open":
         which = [what for what in ("start", "request") if _holds_one(told[f"{what}_times"])]
-        ranges = " and ".join(f"its {what} takes {_span(told[f'{what}_times'])} times as long" for what in which)
-        return (
-            f"{slow} against {fast}: not decided, since the {'s and '.join(which)}s of the two cannot be told "
-            f"apart: of {slow} {ranges} ({counted})."
-        )
+        ranges = " and ".join(f"a {what} {_span(told[f'{what}_times'])} times as long" for what in which)
+        return f"Not decided: {slow} takes for {ranges} as {fast}, which leaves open which is shorter ({counted})."
     if told["found"] == "never":
         return (
             f"{fast} starts {start} sooner than {slow}, and its request is {_seconds(told['saved_s'], -1)} "

@@ -78,19 +78,24 @@ def _requests(found: Findings, workload: Workload) -> tuple[pd.DataFrame, pd.Dat
 
 
 def _line(found: Findings, workload: Workload, server: str, points: pd.DataFrame) -> tuple[list[dict], str] | None:
-    """Both ends of the least-squares line and the speed that its slope is; None where the result has none."""
+    """Both ends of each boot's least-squares line, and the speed of the result; None where the result has none."""
     rows = found.rows("prefill_tps.slope", workload=workload.id, server=server)
     if not rows:
         return None
-    slope = 1 / rows[0]["value"]
-    at_zero = points["ttft_s"].mean() - slope * points["prompt_tokens"].mean()
-    ends = [
-        dict.fromkeys(COLUMNS)
-        | {"kind": "line", "server": server, "prompt_tokens": int(x), "ttft_s": float(at_zero + slope * x)}
-        for x in (points["prompt_tokens"].min(), points["prompt_tokens"].max())
-    ]
+    ends = []
+    for boot, of_boot in points.groupby("boot"):
+        fit = intervals.slope(list(of_boot["prompt_tokens"]), list(of_boot["ttft_s"]))
+        if fit is None or fit.low <= 0:  # as in the result: no speed is read from it
+            continue
+        at_zero = of_boot["ttft_s"].mean() - fit.mean * of_boot["prompt_tokens"].mean()
+        ends += [
+            dict.fromkeys(COLUMNS)
+            | {"kind": "line", "server": server, "boot": int(boot)}
+            | {"prompt_tokens": int(x), "ttft_s": float(at_zero + fit.mean * x)}
+            for x in (of_boot["prompt_tokens"].min(), of_boot["prompt_tokens"].max())
+        ]
     value, interval = measured(rows[0]["value"], rows[0]["low"], rows[0]["high"])
-    return ends, f"{value} tok/s ({interval})"
+    return ends, f"{value} tok/s" + (f" ({interval})" if interval else "")
 
 
 def _draw(
@@ -118,7 +123,9 @@ def _draw(
         )
     if line:
         ends, speed = line
-        sns.lineplot(pd.DataFrame(ends), x="prompt_tokens", y="ttft_s", color=colour, errorbar=None, ax=axes)
+        sns.lineplot(
+            pd.DataFrame(ends), x="prompt_tokens", y="ttft_s", units="boot", estimator=None, color=colour, ax=axes
+        )
         if alone:
             axes.annotate(
                 f"prefill {speed}",
@@ -145,8 +152,8 @@ def _draw(
 def _caption(samples: pd.DataFrame, failures: pd.DataFrame, fitted: bool) -> str:
     said = [
         f"n = {plural(len(samples), 'request')} of {plural(samples['boot'].nunique(), 'boot')}, each shown.",
-        "The line is the least-squares fit; its slope, turned over, is the prefill speed without fixed "
-        f"overhead, with its {intervals.LEVEL:.0%} interval."
+        "Each boot has its least-squares line; its slope, turned over, is a prefill speed without fixed overhead. "
+        f"Given is the mean over the boots with its {intervals.LEVEL:.0%} interval, of one boot the fit's own."
         if fitted
         else "No line: it takes three requests of two lengths, and a slope whose interval lies above nought.",
         "✕: a request that failed, at its length; it has no time and no place in the fit."

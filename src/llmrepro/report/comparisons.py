@@ -10,7 +10,7 @@ from llmrepro.report.words import word
 from llmrepro.verdict import side_names
 
 EVIDENCE = {
-    "measured": "measured by the publication",
+    "measured": "measured",
     "community": "reported by the community",
     "stated": "stated",
     "computed": "computed from what is published",

@@ -58,7 +58,7 @@ def sentence(found: Findings) -> str:
         )
     left = len(found.out_of_profile)
     if left:
-        said += f" {left:,} more {'is' if left == 1 else 'are'} about what this run leaves out."
+        said += f" {left:,} more {'was' if left == 1 else 'were'} not asked, by this run's profile or choice."
     return said
 
 
@@ -102,11 +102,12 @@ def _verdict(found: Findings) -> Html:
             )
             + "."
         )
-    return box(status, {v["word"] for v in found.judged}, " ".join(parts), sentence(found))
+    return box(status, {v["word"] for v in found.judged}, " ".join(parts), sentence(found), found.result["flags"])
 
 
-def box(status: dict, words: set[str], outcome: str, said: str) -> Html:
-    """The verdict in its box: how the run ended, what that says of the claims, and what to do next."""
+def box(status: dict, words: set[str], outcome: str, said: str, flags: list[str]) -> Html:
+    """The verdict in its box: how the run ended, what that says of the claims, what to know before believing it,
+    and what to do next."""
     looks = [WORDS[w][2] for w in words] or ["none"]
     look = next(x for x in ("bad", "open", "none", "good") if x in looks)
     if status["outcome"] != "completed":  # what is not whole does not look fine
@@ -130,6 +131,9 @@ def box(status: dict, words: set[str], outcome: str, said: str) -> Html:
         "div",
         tag("p", outcome, class_="outcome"),
         tag("p", said, class_="said"),
+        tag("p", tag("a", f"{plural(len(flags), 'thing')} to know before believing a number", href="#flags"))
+        if flags
+        else None,
         *trouble,
         class_=f"verdict {look}",
     )

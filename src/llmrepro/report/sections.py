@@ -131,7 +131,7 @@ def _conditions(found: Findings) -> Html:
     )
     return table(
         "Conditions, published and here",
-        ["Condition", "Weight", "Published", "Here", "Relation"],
+        ["Condition", "Weight", "Published, or set by the recipe", "Here", "Relation"],
         [
             (
                 LABELS.get(c["name"], c["name"].replace("_", " ")),

@@ -17,12 +17,19 @@ def tables(found: StudyFindings) -> Iterator[Html]:
     rows = [r for r in found.result["metrics"] if any(v["value"] is not None for v in r["values"])]
     facts_ = [r for r in rows if r["workload"] is None and terms.METRICS[r["metric"]].better is None]
     whole = [r for r in rows if r["case"] is None and r not in facts_]
+    ratio = [" / ".join(arms)] if len(arms) == 2 else []
     if whole:
         yield table(
-            "Start-up and whole workloads",
-            ["Metric", "Of", *arms],
+            "Start-up and whole workloads"
+            + (f"; {ratio[0]} is the geometric mean over the pairs of boots" if ratio else ""),
+            ["Metric", "Of", *arms, *ratio],
             [
-                (_metric(r), titles.get(r["workload"], "a boot") + _statistic(r), *(_cell(r, arm) for arm in arms))
+                (
+                    _metric(r),
+                    titles.get(r["workload"], "a boot") + _statistic(r),
+                    *(_cell(r, arm) for arm in arms),
+                    *([_ratio(r["ratio"])] if ratio else []),
+                )
                 for r in whole
             ],
             words=(1,),
@@ -33,8 +40,17 @@ def tables(found: StudyFindings) -> Iterator[Html]:
             "Each prompt, length and case",
             table(
                 "Each prompt, length and case, means over rounds and boots",
-                ["Metric", "Workload", "Case", *arms],
-                [(_metric(r), titles[r["workload"]], r["case"], *(_cell(r, arm) for arm in arms)) for r in cases],
+                ["Metric", "Workload", "Case", *arms, *ratio],
+                [
+                    (
+                        _metric(r),
+                        titles[r["workload"]],
+                        r["case"],
+                        *(_cell(r, arm) for arm in arms),
+                        *([_ratio(r["ratio"])] if ratio else []),
+                    )
+                    for r in cases
+                ],
                 words=(1, 2),
             ),
         )
@@ -47,6 +63,13 @@ def tables(found: StudyFindings) -> Iterator[Html]:
                 [(_metric(r), *(_cell(r, arm) for arm in arms)) for r in facts_],
             ),
         )
+
+
+def _ratio(found: dict | None) -> Html:
+    if found is None:
+        return tag("span", NOTHING)
+    shown, interval = measured(found["mean"], found["low"], found["high"])
+    return tag("span", shown, tag("small", interval) if interval else None)
 
 
 def _metric(row: dict) -> Html:

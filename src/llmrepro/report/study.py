@@ -73,7 +73,8 @@ def _verdict(found: StudyFindings) -> Html:
             else f"{arm}: nothing was measured."
         )
     words = Counter(c["word"] for c in found.result["comparisons"])
-    return headline.box(status, set(words), " ".join(said), headline.counted(words, "The study"))
+    flags = found.result["flags"]
+    return headline.box(status, set(words), " ".join(said), headline.counted(words, "The study"), flags)
 
 
 def _line(found: StudyFindings) -> Html:
@@ -135,7 +136,7 @@ def sections(found: StudyFindings, figures: Html) -> Iterator[Section]:
         yield Section(
             "scope",
             "Out of scope",
-            "Published, and not measured here.",
+            "Not measured here.",
             tag("ul", *(tag("li", text) for text in found.study.out_of_scope)),
         )
     yield Section("arms", "Arms", "Each is an ordinary run with a page of its own.", _arms(found))
@@ -183,7 +184,7 @@ def _conditions(found: StudyFindings) -> Html | None:
         f"{plural(len(rows), 'condition')}, {plural(differing, 'difference')}",
         table(
             "Conditions, published and here",
-            ["Condition", "Weight", "Published", "Here", "Relation", "Claims"],
+            ["Condition", "Weight", "Published, or set by the recipe", "Here", "Relation", "Claims"],
             [
                 (
                     c["name"].replace("_", " "),
@@ -237,7 +238,8 @@ def _methods(found: StudyFindings) -> Html:
         "The arms take turns, one boot of each and then the next of each, so that what the machine does meanwhile "
         "falls on all of them."
         if not found.parameters.runs
-        else "These runs were made apart from each other; nothing was measured for this page.",
+        else "Nothing was measured for this page: these runs were there already. Where they did not take turns, "
+        "what drifted between them is in every ratio.",
         "A pair is a's i-th boot and b's i-th, each the mean over its rounds; of two cases of one server in one "
         "boot a pair is a round.",
         f"a / b is the geometric mean over the pairs, its interval the {intervals.LEVEL:.0%} Student t interval "
