@@ -8,7 +8,7 @@ from folders import boot, chat, fill
 from folders import folder as run_folder_of
 from studies import LLAMA, VLLM, both, claim, folder, measured, written
 
-from llmrepro import comparison, run_folder, study_results
+from llmrepro import compare_stages, comparison, run_folder, study_results
 from llmrepro import run as runs
 from llmrepro.comparison import ArmFailure, StudyParameters
 from llmrepro.parameters import checked
@@ -147,6 +147,45 @@ def test_runs_that_are_there_are_copied_and_judged_by_the_study(tmp_path):
     assert [c["word"] for c in result["comparisons"]] == ["reproduced"]
     (path / "arms" / "vllm" / "records.jsonl").unlink()  # the copy does not need it
     assert study_results.compute(run.path) == result
+
+
+def test_what_a_link_in_a_run_points_at_is_not_brought_along(tmp_path):
+    path = folder(tmp_path, [claim()], both())
+    (tmp_path / "secret").write_text("secret")
+    arms = [path / "arms" / arm for arm in ("llama-cpp", "vllm")]
+    for name in ("x", "boots/99.json", "weights.json"):
+        (arms[0] / name).unlink(missing_ok=True)
+        (arms[0] / name).symlink_to(tmp_path / "secret")
+    given = {"study": None, "runs": [str(a) for a in arms], "runs_dir": str(tmp_path / "runs2")}
+    with contextlib.closing(comparison.create(checked(given, StudyParameters))) as run:
+        there = [p for p in run.path.rglob("*") if p.is_file() and p.read_bytes() == b"secret"]
+    assert there == []
+
+
+def test_a_run_is_not_copied_into_itself(tmp_path):
+    path = folder(tmp_path, [claim()], both())
+    arms = [str(path / "arms" / arm) for arm in ("llama-cpp", "vllm")]
+    with pytest.raises(RunError, match="lies inside the run folder"):
+        comparison.create(checked({"study": None, "runs": arms, "runs_dir": f"{arms[0]}/more"}, StudyParameters))
+    assert not (path / "arms" / "llama-cpp" / "more").exists()
+
+
+def test_an_arm_between_its_turns_ends_with_its_study_and_not_of_itself(tmp_path, monkeypatch):
+    run = made(tmp_path, claim(), boots=2)
+    monkeypatch.setattr(compare_stages.stages, "lacks", lambda _run: [])
+
+    def measured_once(one, _boot):
+        with one.stage("measure"):
+            if one.path.name == "llama-cpp":
+                raise RuntimeError("its server died")
+
+    monkeypatch.setattr(compare_stages.stages, "measure", measured_once)
+    with pytest.raises(ArmFailure, match="its server died"):
+        compare_stages.measure(run)
+    ends = {arm: run_folder.status(one.path) for arm, one in run.arms.items()}
+    assert ends["llama-cpp"]["outcome"] == "failed"
+    assert (ends["vllm"]["outcome"], ends["vllm"]["stopped_by"]) == ("stopped", "study")
+    assert f"llmrepro compare --resume {run.path}" in ends["vllm"]["next_step"]
 
 
 def test_runs_that_no_study_speaks_of_are_compared_without_claims(tmp_path):

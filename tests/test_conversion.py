@@ -2,6 +2,7 @@
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,33 @@ def test_a_failure_says_its_last_words_and_leaves_nothing(place):
         convert(
             place, engine(place, "#!/bin/sh\nmkdir -p $4; echo half > $4/x\necho tensor 7 is missing\nexit 3\n")
         )
-    assert list((place / "cache" / "converted").iterdir()) == []
+    assert [p.suffix for p in (place / "cache" / "converted").iterdir()] == [".lock"]
+
+
+def test_two_runs_at_once_convert_once_and_neither_takes_the_others_away(place):
+    slow = MAKES.replace("#!/bin/sh\n", "#!/bin/sh\nsleep 1\n")
+    environment = engine(place, slow)
+    with ThreadPoolExecutor() as pool:
+        one, two = pool.map(lambda _: convert(place, environment), range(2))
+    assert one == two
+    assert calls(place) == 1
+    assert (one / "model.safetensors").exists()
+
+
+def test_what_a_killed_conversion_left_is_taken_away(place):
+    environment = engine(place, MAKES)
+    left = convert(place, environment).with_suffix(".part")
+    left.mkdir()
+    (left / "model.safetensors").write_text("half")
+    (left.with_suffix("") / ".complete").unlink()
+    assert convert(place, environment) == left.with_suffix("")
+    assert not left.exists()
+
+
+def test_a_cache_that_cannot_be_made_is_a_sentence(place):
+    (place / "cache").write_text("a file")
+    with pytest.raises(WeightsFailure, match="name another cache in LLMREPRO_CACHE"):
+        convert(place, engine(place, MAKES))
 
 
 def test_it_gets_none_of_the_users_tokens_and_may_not_download(place, monkeypatch):

@@ -185,7 +185,15 @@ def test_whatever_stands_in_its_place_gives_way(tmp_path, index):
 
 
 @pytest.mark.parametrize(
-    "line", ["--index-url https://example.org/simple", "-e .", "toy", "-r other.txt", "git+https://example.org/x"]
+    "line",
+    [
+        *("--index-url https://example.org/simple", "-e .", "toy", "-r other.txt", "git+https://example.org/x"),
+        "evil@file:///x/evil-1-py3-none-any.whl#== --hash=sha256:" + "0" * 64,
+        "https://example.org/x.whl#== --hash=sha256:" + "0" * 64,
+        "toy==1 --index-url https://example.org/simple",
+        "toy==1",
+        "--no-binary :all:",
+    ],
 )
 def test_a_lock_holds_pins_and_hashes_only(tmp_path, index, line):
     index.write_text(f"{line}\n{index.read_text()}")

@@ -106,8 +106,10 @@ def test_seconds_saved_that_vary_too_much_leave_the_interval_without_an_end():
     assert (found.requests.low, found.requests.high) == (None, None)
 
 
-def test_one_boot_has_a_break_even_and_no_interval():
-    assert capacity.break_even([61.0], [1.0], [1.0], [1.5]).requests == Interval(120.0, None, None, 1)
+def test_one_boot_decides_nothing():
+    found = capacity.break_even([90.0], [30.0], [1.0], [1.5])
+    assert (found.found, found.requests) == ("open", None)
+    assert found.start_s.mean == 60.0
     with pytest.raises(ValueError, match="every boot"):
         capacity.break_even([61.0], [1.0], [1.0], [])
 

@@ -100,6 +100,12 @@ def test_a_fault_is_named_with_its_path_and_what_would_be_right(data, change, sa
         (lambda d: d["servers"][0]["args"].extend(["--api-key", "x"]), "--api-key is set by the kit"),
         (lambda d: d["servers"][0]["args"].extend(["-hf", "a/b"]), "-hf would load, serve or write something"),
         (lambda d: d["servers"][0]["args"].append("--log-file=/x"), "--log-file would load, serve or write"),
+        (
+            lambda d: d["servers"][0]["args"].append("--middlewar"),
+            "--middlewar can be read as short for --middleware",
+        ),
+        (lambda d: d["servers"][0]["args"].append("--served_model_name"), "--served-model-name is set by the kit"),
+        (lambda d: d["servers"][0]["args"].append("--load_format=pt"), "--load-format would load, serve or write"),
         (lambda d: d["servers"][0].update(env={"LLAMA_ARG_MODEL": "/x"}), "LLAMA_ARG_MODEL may not be set"),
         (lambda d: d["servers"][0].update(env={"GGML_BACKEND_PATH": "/x"}), "GGML_BACKEND_PATH may not be set"),
         (lambda d: d["servers"][0].update(env={"OMP_TOOL_LIBRARIES": "/x"}), "OMP_TOOL_LIBRARIES may not be set"),

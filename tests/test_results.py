@@ -134,6 +134,11 @@ def test_a_busy_machine_is_told(tmp_path):
     ]
 
 
+def test_a_boot_whose_file_is_gone_is_told(tmp_path):
+    flags = computed(tmp_path, [record(boot=1), record(boot=2)], [boot(replicate=0)])["flags"]
+    assert "boot 2: its file is missing, the folder was changed by hand" in flags
+
+
 def test_the_server_that_counts_otherwise_is_told(tmp_path):
     asked = [record(tps=100.0, timings={"predicted_n": 48, "predicted_ms": 47 / 80 * 1000})]
     assert any("the client says 100.0, the server 80.0 tok/s" in f for f in computed(tmp_path, asked)["flags"])

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from scipy import stats
 
 from llmrepro import intervals, ratios
-from llmrepro.intervals import FEWEST, LEVEL, Interval
+from llmrepro.intervals import LEVEL, Interval
 
 DAY_S = 86_400.0
 
@@ -19,7 +19,8 @@ class BreakEven(NamedTuple):
     `slow` is the one whose start takes longer: `start_s` by how much, `saved_s` how much shorter its request is
     (below nought: longer); `start_times` and `request_times` are its start and its request as multiples of the
     other's. `found` is `pays` when it makes up for its start after `requests` of them, `never` when its request is
-    no shorter either, `open` when the interval of one of the multiples holds 1.
+    no shorter either, `open` when the interval of one of the multiples holds 1, or
+    there are too few boots for one.
     """
 
     found: Literal["pays", "never", "open"]
@@ -56,7 +57,7 @@ def break_even(
     start_s, saved_s = intervals.of(later), intervals.of(saved)
     times = ratios.of(starts), ratios.of(requests)
     told = (slow, start_s, saved_s, *times)
-    if any(t.low is not None and t.low <= 1 <= t.high for t in times):
+    if any(t.low is None or t.low <= 1 <= t.high for t in times):
         return BreakEven("open", *told, None)
     if saved_s.mean <= 0:
         return BreakEven("never", *told, None)
@@ -69,8 +70,6 @@ def _fieller(x: Sequence[float], y: Sequence[float]) -> Interval:
     They are finite and enclose the ratio where y's own interval does not hold nought.
     """
     n, ratio = len(x), fmean(x) / fmean(y)
-    if n < FEWEST:
-        return Interval(ratio, None, None, n)
     g = stats.t.ppf((1 + LEVEL) / 2, n - 1) ** 2 / n
     square = fmean(y) ** 2 - g * covariance(y, y)
     linear = fmean(x) * fmean(y) - g * covariance(x, y)

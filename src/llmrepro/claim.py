@@ -121,6 +121,10 @@ class Comparison(Part):
             raise ValueError(f"needs exactly one of order, ratio, at_least, at_most; found {forms or 'none'}")
         if self.ratio is not None and self.ratio.form not in ("point", "range", "about"):
             raise ValueError(f"a ratio is a `point`, a `range` or `about`, not {self.ratio.form!r}")
+        if self.ratio is not None:
+            ends = self.ratio.published if self.ratio.form == "range" else (self.ratio.published,)
+            if min(ends) <= 0 or list(ends) != sorted(ends):
+                raise ValueError(f"a ratio is above nought, a range from low to high; found {ends}")
         if self.a == self.b:
             raise ValueError("`a` and `b` are the same; a comparison needs two")
         return self

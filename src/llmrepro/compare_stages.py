@@ -110,7 +110,25 @@ def measure(compared: StudyRun) -> None:
                 print(f"boot {boot + 1} of {boots} · {names[id(run)]}")
                 stages.measure(run, boot)
 
-        comparison.take_turns(live, boots, turn)
+        try:
+            comparison.take_turns(live, boots, turn)
+        except BaseException as error:
+            _end_with(compared, error)
+            raise
+
+
+def _end_with(compared: StudyRun, error: BaseException) -> None:
+    """The arms that were between their turns when the study's measuring ended: they did not end of themselves."""
+    for run in compared.arms.values():
+        if run_folder.read_json(run.path / "status.json")["outcome"] == "running":
+            run.set_status(
+                "stopped",
+                "measure",
+                stopped_by="study",
+                reason=f"the study that it belongs to ended: {str(error) or 'interrupted by a person'}",
+                next_step=run_folder.go_on(compared.path),
+            )
+            run.close()
 
 
 def results(compared: StudyRun) -> None:

@@ -1,6 +1,7 @@
 """A study's run: its arms, each an ordinary run folder, measured in turns so that drift falls on all of them."""
 
 import shutil
+import stat
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -84,9 +85,13 @@ def create(params: StudyParameters) -> StudyRun:
     for one in asked.values():  # refused before a folder is made
         recipe = resolved(catalog.load(one.recipe), one)
         runs.trusted(recipe, one, catalog.path_of(one.recipe).parent)
+    into = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else None
+    for folder in given.values():
+        if into is not None and into.is_relative_to(folder.resolve()):
+            raise RunError(f"runs_dir {into} lies inside the run folder {folder}; give one outside of it")
     path = runs.new_folder(params.runs_dir, study.id)
     for arm, folder in given.items():
-        shutil.copytree(folder, path / "arms" / arm, ignore=shutil.ignore_patterns(".lock", ".*.part"))
+        _copy(folder, path / "arms" / arm)
     for arm, one in asked.items():
         runs.create(one, path / "arms" / arm).close()
     made = StudyRun(path)
@@ -94,6 +99,20 @@ def create(params: StudyParameters) -> StudyRun:
     made.write_json("parameters.json", params.model_copy(update=_from_anywhere(params)).model_dump())
     made.set_status("running", "card")
     return made
+
+
+KEPT = (
+    *("status.json", "recipe.json", "recipe.committed.json", "parameters.json", "prompts.json", "machine.json"),
+    *("weights.json", "environment.json", "engine-freeze.txt", "records.jsonl", "boots/*.json"),
+)
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """What a run is computed from, regular files only: a link could bring in anything."""
+    for path in (p for pattern in KEPT for p in sorted(folder.glob(pattern))):
+        if stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink():
+            (target / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.relative_to(folder))
 
 
 def _as_run(params: StudyParameters) -> Study:

@@ -5,12 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 from llmrepro import machine
-from llmrepro.environment import Environment
+from llmrepro.environment import Environment, locked
 from llmrepro.progress import Progress
 from llmrepro.recipe import Conversion
 from llmrepro.run_folder import sha256_of
@@ -27,26 +26,33 @@ def convert(
     """The folder of the converted weights: from the cache when it is whole, else made in the engine's environment.
 
     It is keyed by the file, the conversion and the environment that does it. Every file's sha256 is in its
-    `.complete`, and compared each time. `log` gets the tool's output. Raises WeightsFailure.
+    `.complete`, and compared each time. `log` gets the tool's output. Two runs convert once: the tool inherits the
+    lock, so that not even one whose run was killed is worked beside. Raises WeightsFailure.
     """
     decides = [sha256_of(source), wanted.model_dump(), environment.key, sha256_of(SCRIPT)]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
     place = (cache or machine.cache_dir()) / "converted" / key
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if _whole(place):
-        return place
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
-        made = Path(scratch) / "made"
-        _run([str(environment.python), "-I", str(SCRIPT), str(source), str(made), wanted.dtype], log)
-        for path in made.iterdir():
-            path.chmod(0o644)
-        (made / ".complete").write_text(json.dumps(_files(made)), encoding="utf-8")
-        shutil.rmtree(place, ignore_errors=True)
-        try:
-            os.replace(made, place)
-        except OSError:  # another run has just put its own there
-            if not _whole(place):
-                raise
+    made = place.with_suffix(".part")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with locked(place.with_suffix(".lock")) as held:
+            if _whole(place):
+                return place
+            shutil.rmtree(made, ignore_errors=True)
+            try:
+                argv = [str(environment.python), "-I", str(SCRIPT), str(source), str(made), wanted.dtype]
+                _run(argv, log, held)
+                for path in made.iterdir():
+                    path.chmod(0o644)
+                (made / ".complete").write_text(json.dumps(_files(made)), encoding="utf-8")
+                shutil.rmtree(place, ignore_errors=True)
+                os.replace(made, place)
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise WeightsFailure(
+            f"the weights could not be converted: {error}; make room, or name another cache in LLMREPRO_CACHE"
+        ) from None
     return place
 
 
@@ -67,7 +73,7 @@ def _whole(folder: Path) -> bool:
         return False
 
 
-def _run(argv: list[str], log: Path) -> None:
+def _run(argv: list[str], log: Path, held: int) -> None:
     env = {name: os.environ[name] for name in INHERITED if name in os.environ}
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +84,7 @@ def _run(argv: list[str], log: Path) -> None:
             argv,
             env={**env, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
             stdin=subprocess.DEVNULL,
+            pass_fds=[held],
             stdout=out,
             stderr=subprocess.STDOUT,
         )

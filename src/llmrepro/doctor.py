@@ -22,7 +22,9 @@ def examine(name: str, cache: Path | None = None) -> list[Check]:
         recipe = catalog.load(name)
     except RecipeError as error:
         known = name in catalog.ids() or Path(name).expanduser().exists()
-        return [Check("recipe", str(error), "mend the file at the keys named above" if known else "give one of those")]
+        return [
+            Check("recipe", str(error), "mend the file at the keys named above" if known else "give one of those")
+        ]
     cache = cache or machine.cache_dir()
     facts = machine.describe(cache)
     hardware = machine.lacks(recipe.needs.model_copy(update={"commands": []}), facts, cache)

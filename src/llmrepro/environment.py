@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,10 @@ from llmrepro.installation import EnvironmentFailure, plain_environment
 from llmrepro.progress import Progress
 from llmrepro.recipe import Engine
 
+PIN = re.compile(  # name[extras]==version ; marker --hash=sha256:…
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._ -]+\])?==[A-Za-z0-9.+!_-]+\s*(;(?:(?!--|#|://).)*)?"
+    r"(\s+--hash=sha256:[0-9a-f]{64})+"
+)
 RECIPE_OF_BUILD = 3  # raise it when the steps below change what they make
 
 
@@ -59,7 +64,7 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
         raise EnvironmentFailure(
             f"the cache folder cannot be written: {error}", next_step="name another in LLMREPRO_CACHE"
         ) from None
-    with _locked(place.with_suffix(".lock")) as held:
+    with locked(place.with_suffix(".lock")) as held:
         found = complete(place, engine)
         if found is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -131,14 +136,15 @@ def _remove(path: Path) -> None:
 
 def _checked(lock: Path) -> None:
     """Raises EnvironmentFailure when a lock holds more than pins and hashes: it may not choose where from."""
-    for line in lock.read_text(encoding="utf-8").splitlines():
-        words = line.strip().rstrip("\\").split()
-        if not words or words[0].startswith("#"):
-            continue
-        option = words[0].startswith("-") and not words[0].startswith(("--hash=", "--only-binary", "--no-binary"))
-        if option or (not words[0].startswith("-") and "==" not in words[0]):
+    try:
+        text = lock.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise EnvironmentFailure(f"{lock} is not UTF-8 ({error.reason})", next_step="restore it") from None
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.strip()
+        if line and not line.startswith("#") and not PIN.fullmatch(line) and line != "--only-binary :all:":
             raise EnvironmentFailure(
-                f"{lock} holds {line.strip()!r}, and only `name==version` with hashes is installed",
+                f"{lock} holds {line[:200]!r}, and only `name==version` with hashes is installed",
                 next_step="make it again with `uv pip compile --universal --generate-hashes`",
             )
 
@@ -251,12 +257,12 @@ def interpreter(wanted: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path):
+def locked(path: Path):
     """Hold a lock file, its descriptor given: two notebooks that need one environment build it once."""
     with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("another process is installing this engine; waiting for it", flush=True)
+            print("another process is making what is needed here; waiting for it", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()

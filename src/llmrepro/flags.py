@@ -53,6 +53,12 @@ def _broken_rounds(records: list[Record]) -> list[str]:
     return found
 
 
+def without_boot(records: list[Record], started: dict[int, dict]) -> list[str]:
+    """Records of boots that the folder has no file of: what they were measured under is not known."""
+    lost = sorted({r.boot for r in records if r.boot not in started})
+    return [f"{cache_use.numbered(lost)}: its file is missing, the folder was changed by hand"] if lost else []
+
+
 def _repeats(record: Record) -> bool:
     """Whether one token fills the answer; a few tokens cannot tell."""
     enough = (record.output_tokens or 0) >= metrics.MIN_DECODE_TOKENS

@@ -29,6 +29,11 @@ def _allowed_argument(value: str) -> str:
     name = value.partition("=")[0]
     if name.startswith("--"):  # vLLM takes --max_model_len for --max-model-len, and --x.y for a part of --x
         name = name.replace("_", "-").partition(".")[0]
+        longer = sorted(n for n in KIT_ARGUMENTS | OTHER_ARGUMENTS if n.startswith(name) and n != name)
+        if longer and name not in NOT_SHORT:  # vLLM takes any beginning that only one option has
+            raise ValueError(
+                f"{name} can be read as short for {longer[0]}, which a recipe may not set; leave it out"
+            )
     if name in OTHER_ARGUMENTS:
         raise ValueError(f"{name} would load, serve or write something that the recipe does not pin; leave it out")
     if name in KIT_ARGUMENTS:
@@ -42,6 +47,7 @@ KIT_ARGUMENTS = frozenset(
     "--host --port --api-key --api-key-file --uds -m --model -a --alias --served-model-name "  # noqa: SIM905
     "-h --help --usage --version".split()
 )
+NOT_SHORT = {"--chat-template", "--config", "--model", "--lora", "--mmproj", "--api-key"}  # options themselves
 # What would serve another model than the pinned one, open another door, or read and write elsewhere.
 OTHER_ARGUMENTS = frozenset(
     "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
@@ -53,7 +59,8 @@ OTHER_ARGUMENTS = frozenset(
     "--logits-processors "
     "--middleware --tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin --log-config-file "
     "--root-path --ssl-keyfile --ssl-certfile --ssl-ca-certs --allow-credentials --allowed-origins --headless "
-    "--data-parallel-address --data-parallel-rpc-port --master-addr --node-rank --kv-transfer-config".split()
+    "--data-parallel-address --data-parallel-rpc-port --master-addr --node-rank --kv-transfer-config "
+    "--scheduler-cls --distributed-executor-backend --otlp-traces-endpoint --tool-server".split()
 )
 ENVIRONMENT_ALLOWED = re.compile(
     r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
@@ -69,6 +76,9 @@ REFUSED_VARIABLES = {
     "VLLM_CACHE_ROOT",
     "VLLM_PORT",
     "VLLM_HOST_IP",
+    "VLLM_USAGE_STATS_SERVER",
+    "VLLM_USE_MODELSCOPE",
+    "TORCH_TRACE",
 }
 
 
@@ -98,7 +108,7 @@ Scalar = str | int | float | bool
 class Part(BaseModel):
     """A part of a recipe: unknown keys are refused, values are not guessed from other types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def unique(kind: str, ids: list[str]) -> list[str]:

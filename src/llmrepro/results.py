@@ -46,6 +46,7 @@ def compute(path: Path) -> dict:
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
         "flags": flags.of(asked, rows)
         + cache_use.flags(started, written)
+        + flags.without_boot(written, started)
         + flags.disturbances(started, facts.get("cpu", {}).get("usable_cpus")),
         "conditions": [c._asdict() for c in found],
         "verdicts": [verdict.judge(c, rows, found).model_dump() for c in recipe.claims],

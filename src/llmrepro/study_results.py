@@ -187,7 +187,10 @@ def _break_even(a: tuple[_Arm, str, str], b: tuple[_Arm, str, str]) -> dict | No
     (start_a, request_a), (start_b, request_b) = (
         [[fmean(v[n].values()) for n in boots] for v in pair] for pair in values
     )
-    found = capacity.break_even(start_a, start_b, request_a, request_b)
+    try:
+        found = capacity.break_even(start_a, start_b, request_a, request_b)
+    except ValueError:  # a time of nought, which only a changed folder holds
+        return None
     return {
         "a": a[1],
         "b": b[1],

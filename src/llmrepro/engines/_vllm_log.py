@@ -72,7 +72,7 @@ _TOOK = [
     ("profiling run", re.compile(rf"Initial profiling/warmup run took {_SECONDS} s")),
     ("capture graphs", re.compile(rf"Graph capturing finished in {_SECONDS} secs")),
     # 0.14: "took 90.84 seconds"; later "took 2.77 s", with "(compilation: 1.93 s)" where it compiled.
-    ("init engine, in all", re.compile(rf"init engine \(.*?\) took {_SECONDS} s")),
+    ("init engine, in all", re.compile(rf"init engine \([^)]{{0,200}}\) took {_SECONDS} s")),
 ]
 _ENGINE = re.compile(r"Initializing an? (?:V\d )?LLM engine \(v")
 _LOADS = re.compile(r"Starting to load model")

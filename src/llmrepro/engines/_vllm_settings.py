@@ -148,7 +148,7 @@ def arguments(log: str) -> dict[str, Any]:
     if found is None:
         plain = text[1:-1]
         for _ in range(DEEPEST):  # from the inside out, until the outermost pairs alone are left
-            plain, replaced = re.subn(r"\{[^{}]*\}|<[^<>]*>|\w+\([^()]*\)", "None", plain)
+            plain, replaced = re.subn(r"\{[^{}]*\}|<[^<>]*>|\w{1,80}\([^()]*\)", "None", plain)
             if not replaced:
                 break
         found = _literal(f"{{{plain}}}")
@@ -158,7 +158,7 @@ def arguments(log: str) -> dict[str, Any]:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

@@ -174,13 +174,13 @@ def request_log(text: str) -> dict | None:
     from what --cache-ram keeps; None, nothing. `evicted`: prompts that had to leave that cache.
     """
     chosen = re.search(  # older builds say sim_best and sim
-        r"selected slot by (LCP similarity|LRU)(?:.*?sim_best = ([\d.]+).*?f_keep = ([\d.]+))?",
+        r"selected slot by (LCP similarity|LRU)(?:.*?sim_best = (\d+(?:\.\d+)?).*?f_keep = (\d+(?:\.\d+)?))?",
         text,
         re.IGNORECASE,
     )
     if chosen is None:
         return None
-    pair = r"f_keep = ([\d.]+), (?:f_)?sim = ([\d.]+)"  # an empty slot has -1 there
+    pair = r"f_keep = (\d+(?:\.\d+)?), (?:f_)?sim = (\d+(?:\.\d+)?)"  # an empty slot has -1 there
     loaded = re.search(f"found better prompt with {pair}", text)
     base = loaded or re.search(f"looking for better prompt, base {pair}", text)
     f_sim, f_keep = (base[2], base[1]) if base else (chosen[2], chosen[3])
@@ -212,7 +212,8 @@ def settings(args: list[str], effective: dict) -> list[tuple]:
 
 
 def observe(get, log: str) -> dict:
-    props = get("/props") or {}
+    props = get("/props")
+    props = props if isinstance(props, dict) else {}
     kv = _kv(log)
     threads = re.search(r"system_info: n_threads = (\d+)|threadpool init, n_threads = (\d+)", log)
     settings = props.get("default_generation_settings") or {}

@@ -43,10 +43,10 @@ def launch(
     return Launch(
         [*start, str(weights), *args, *own],
         {
+            **{name: value.replace("{threads}", str(threads)) for name, value in server.env.items()},
             **QUIET,
             "VLLM_API_KEY": api_key,
             "VLLM_CACHE_ROOT": str(compile_cache(environment)),
-            **{name: value.replace("{threads}", str(threads)) for name, value in server.env.items()},
         },
         adaptations,
     )
@@ -79,16 +79,23 @@ def tokenize(text: str) -> tuple[str, dict]:
 
 
 def counters(get) -> dict[str, float]:
-    return _vllm_settings.counters(get("/metrics") or "")
+    return _vllm_settings.counters(_text(get("/metrics")))
 
 
 def settings(args: list[str], effective: dict) -> list[tuple]:
     return _vllm_settings.requested_against_effective(args, effective)
 
 
+def _text(page: object) -> str:
+    return page if isinstance(page, str) else ""
+
+
 def observe(get, log: str) -> dict:
+    models = get("/v1/models")
     return {
-        "effective": _vllm_settings.effective(get("/metrics") or "", log, get("/v1/models")),
+        "effective": _vllm_settings.effective(
+            _text(get("/metrics")), log, models if isinstance(models, dict) else {}
+        ),
         "phases": _vllm_log.phases(log),
         "metrics": _vllm_log.memory(log),
         "log_window": _vllm_log.rolling(log),

@@ -147,7 +147,7 @@ def _headers(text: str, name: str):
             left -= line[:1] in {" ", "-", ""}
             right -= line[:1] in {" ", "+", ""}
             continue
-        hunk = re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line)
+        hunk = re.match(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@", line)
         if hunk:
             left, right = (1 if count is None else int(count) for count in hunk.groups())
         elif re.match(

@@ -16,7 +16,12 @@ OUTCOMES = {
     "interrupted": "The run was interrupted",
     "lacking": "Nothing was measured here: this page shows what was published and what would be run.",
 }
-STOPPED_BY = {"person": "by a person", "guard": "by the guard", "deadline": "at its deadline"}
+STOPPED_BY = {
+    "person": "by a person",
+    "guard": "by the guard",
+    "deadline": "at its deadline",
+    "study": "with its study",
+}
 
 
 def head(found: Findings) -> Html:
