@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,7 +63,7 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             command=[machine.shortened(a.replace(api_key, server.KEY)) for a in launch.argv],
             adaptations=launch.adaptations,
         )
-        inherited = _minimal_environment()
+        inherited = machine.minimal_environment()
         exports = fixes.exported(bench.exports, bench.environment, inherited)
         return server.Command(launch.argv, {**inherited, **exports, **launch.env})
 
@@ -105,12 +104,6 @@ def _with_slots(bench: Bench, one: Server) -> Server:
     folder = bench.run.path / SLOTS
     folder.mkdir(exist_ok=True)
     return one.model_copy(update={"args": [*one.args, *bench.engine.slot_arguments(folder)]})
-
-
-def _minimal_environment() -> dict[str, str]:
-    """What an engine inherits: enough to find programs, caches and its locale, and none of the user's tokens."""
-    names = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def warmup(bench: Bench, workload: Workload, server_id: str, number: int) -> Question:

@@ -17,7 +17,6 @@ from llmrepro.weights import WeightsFailure
 
 SCRIPT = Path(__file__).with_name("_gguf_to_safetensors.py")
 SECONDS = 40  # what it takes on a slow core, for the meter
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 def convert(
@@ -74,7 +73,6 @@ def _whole(folder: Path) -> bool:
 
 
 def _run(argv: list[str], log: Path, held: int) -> None:
-    env = {name: os.environ[name] for name in INHERITED if name in os.environ}
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as out, Progress("convert weights", SECONDS) as bar:
@@ -82,7 +80,7 @@ def _run(argv: list[str], log: Path, held: int) -> None:
         out.flush()
         process = subprocess.Popen(
             argv,
-            env={**env, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+            env={**machine.minimal_environment(), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
             stdin=subprocess.DEVNULL,
             pass_fds=[held],
             stdout=out,

@@ -53,3 +53,10 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval | None:
     fit = stats.linregress(x, y)
     half = stats.t.ppf((1 + LEVEL) / 2, len(x) - 2) * fit.stderr
     return Interval(float(fit.slope), float(fit.slope - half), float(fit.slope + half), len(x))
+
+
+def rising(x: Sequence[float], y: Sequence[float]) -> Interval | None:
+    """`slope` where its whole interval lies above nought, else None: one that may be nought says nothing of a
+    speed, which is 1 / slope."""
+    found = slope(x, y)
+    return found if found is not None and found.low > 0 else None

@@ -183,6 +183,13 @@ def _existing(path: Path) -> Path:
     return path if path.exists() else _existing(path.parent)
 
 
+def minimal_environment() -> dict[str, str]:
+    """What an engine and its tools inherit: enough to find programs, caches and its locale, and none of the user's
+    tokens."""
+    names = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def cache_dir() -> Path:
     """Where environments and weights are kept between runs: LLMREPRO_CACHE, else the user's cache folder."""
     named = os.environ.get("LLMREPRO_CACHE")

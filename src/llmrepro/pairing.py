@@ -191,5 +191,5 @@ def _slopes(run: Measured, mine: list[Record]) -> Values:
         time = metrics.ttft_s(record)
         if record.prompt_tokens and time is not None:
             points[run.boots[record.boot]["replicate"]].append((record.prompt_tokens, time))
-    fits = {n: intervals.slope([x for x, _ in p], [y for _, y in p]) for n, p in points.items()}
-    return {n: {0: 1 / fit.mean} for n, fit in fits.items() if fit is not None and fit.low > 0}
+    fits = {n: intervals.rising([x for x, _ in p], [y for _, y in p]) for n, p in points.items()}
+    return {n: {0: 1 / fit.mean} for n, fit in fits.items() if fit is not None}

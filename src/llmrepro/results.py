@@ -214,8 +214,8 @@ def _slope_rows(records: list[Record], **where) -> list[dict]:
             for r in records
             if r.boot == boot and r.prompt_tokens and (t := metrics.ttft_s(r)) is not None
         ]
-        fit = intervals.slope([p for p, _ in points], [t for _, t in points])
-        if fit is not None and fit.low > 0:  # a slope that may be nought says nothing of a speed
+        fit = intervals.rising([p for p, _ in points], [t for _, t in points])
+        if fit is not None:
             fits.append(fit)
     if not fits:
         return []

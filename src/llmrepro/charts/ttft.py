@@ -84,8 +84,8 @@ def _line(found: Findings, workload: Workload, server: str, points: pd.DataFrame
         return None
     ends = []
     for boot, of_boot in points.groupby("boot"):
-        fit = intervals.slope(list(of_boot["prompt_tokens"]), list(of_boot["ttft_s"]))
-        if fit is None or fit.low <= 0:  # as in the result: no speed is read from it
+        fit = intervals.rising(list(of_boot["prompt_tokens"]), list(of_boot["ttft_s"]))
+        if fit is None:
             continue
         at_zero = of_boot["ttft_s"].mean() - fit.mean * of_boot["prompt_tokens"].mean()
         ends += [
