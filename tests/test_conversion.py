@@ -9,7 +9,7 @@ import pytest
 
 from llmrepro import conversion
 from llmrepro.environment import Environment
-from llmrepro.recipe import Conversion
+from llmrepro.model import Conversion
 from llmrepro.weights import WeightsFailure
 
 WANTED = Conversion(format="safetensors", dtype="bfloat16")

@@ -9,7 +9,7 @@ import pytest
 from llmrepro import environment, fixes
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.fixes import FixFailure, cu13_nvcc
-from llmrepro.recipe import Engine, Fix
+from llmrepro.install import Engine, Fix
 
 FIX = Fix(name="cu13-nvcc")
 FAMILY = "nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96"

@@ -14,7 +14,7 @@ from wheels import write_wheel
 
 from llmrepro import environment
 from llmrepro.environment import EnvironmentFailure
-from llmrepro.recipe import Engine
+from llmrepro.install import Engine
 
 
 def engine(**install):

@@ -13,7 +13,8 @@ from wheels import write_wheel
 from llmrepro import catalog, environment, fixes, terms
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.fixes import Finding, FixFailure, FixModule
-from llmrepro.recipe import Engine, Fix, Patch, RecipeError, validated
+from llmrepro.install import Engine, Fix, Patch
+from llmrepro.recipe import RecipeError, validated
 
 PATCH = "--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
 SHA256 = sha256(PATCH.encode()).hexdigest()

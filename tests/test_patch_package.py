@@ -10,7 +10,7 @@ from wheels import write_wheel
 from llmrepro import environment
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.fixes import FixFailure, patch_file, patch_package
-from llmrepro.recipe import Engine, Fix
+from llmrepro.install import Engine, Fix
 
 KERNEL = "def speed():\n    # greet -- x\n    return 'slow'\n\n\ndef other():\n    return 1\n"
 FAST = KERNEL.replace("slow", "fast")

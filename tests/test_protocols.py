@@ -4,7 +4,7 @@ import pytest
 
 from llmrepro import protocols
 from llmrepro.protocols import MeasureFailure
-from llmrepro.recipe import Workload
+from llmrepro.workload import Workload
 
 PROMPT = {"id": "a", "file": "prompts/a.txt", "sha256": "0" * 64}
 

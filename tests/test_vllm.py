@@ -11,7 +11,8 @@ from llmrepro import catalog, environment, parameters, run_folder, stages
 from llmrepro import run as runs
 from llmrepro.client import Record
 from llmrepro.engines import vllm
-from llmrepro.recipe import Install, Server
+from llmrepro.install import Install
+from llmrepro.recipe import Server
 
 RECIPE = "smollm2-135m/vllm--cpu"
 SERVER = Server(id="eager", args=["--max-model-len", "8192"], env={"OMP_NUM_THREADS": "{threads}"})

@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from llmrepro import package_index, weights
-from llmrepro.recipe import Weights
+from llmrepro.model import Weights
 from llmrepro.weights import WeightsFailure
 
 GGUF = b"GGUF, or so it says"
@@ -104,7 +104,7 @@ def test_a_persons_own_file_is_taken_as_it_is(tmp_path, downloads):
 
 def test_a_hub_that_is_not_fetched_from_says_what_to_do(tmp_path):
     with pytest.raises(WeightsFailure, match="give it as weights_path"):
-        weights.fetch(wanted(source="huggingface"), cache=tmp_path)
+        weights.fetch(wanted(source="huggingface", repo="toy/toy"), cache=tmp_path)
 
 
 def test_what_is_no_gguf_is_refused(tmp_path):

@@ -13,9 +13,10 @@ import requests
 from llmrepro import engines, fixes, machine, page_cache, server
 from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
-from llmrepro.recipe import Recipe, Server, Workload
+from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run
 from llmrepro.run_folder import read_lines
+from llmrepro.workload import Workload
 
 SLOTS = "slots"  # folder of a run in which servers keep a prompt cache over a restart
 

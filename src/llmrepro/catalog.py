@@ -7,8 +7,9 @@ from pathlib import Path
 from llmrepro import recipe as recipes
 from llmrepro import study as studies_
 from llmrepro import terms
-from llmrepro.recipe import Prompt, Recipe, RecipeError
+from llmrepro.recipe import Recipe, RecipeError
 from llmrepro.study import Arm, Study
+from llmrepro.workload import Prompt
 
 DEFAULT = "smollm2-135m/llama-cpp--cpu"
 DEFAULT_STUDY = "smollm2-135m/two-engines"
@@ -53,8 +54,7 @@ def load(name: str) -> Recipe:
             f"{str(path.parent.relative_to(home()))!r}; make them equal"
         )
     for prompt in recipes.prompts(recipe):
-        if prompt.file is not None:
-            prompt_text(prompt, path.parent)
+        prompt_text(prompt, path.parent)
     return recipe
 
 
@@ -118,8 +118,6 @@ def prompt_text(prompt: Prompt, folder: Path) -> str:
 
     Raises RecipeError when the file is missing or its sha256 is another.
     """
-    if prompt.file is None:
-        raise RecipeError(f"prompt {prompt.id!r} has no text of ours here")
     path = next((p for p in (folder / prompt.file, folder.parent / prompt.file) if p.is_file()), None)
     if path is None:
         raise RecipeError(

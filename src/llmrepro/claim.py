@@ -5,14 +5,14 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from llmrepro import terms
-from llmrepro.parts import MetricName, Name, Part, Scalar
+from llmrepro.parts import ConditionName, MetricName, Name, Part, Scalar
 
 
 class Conditions(Part):
-    """What was stated about the published measurement; compared with what is found here."""
+    """What was stated about the published measurement; compared with what is found here. None: not stated."""
 
-    deciding: dict[str, Scalar | None] = {}
-    noted: dict[str, Scalar | None] = {}
+    deciding: dict[ConditionName, Scalar | None] = {}
+    noted: dict[ConditionName, Scalar | None] = {}
 
 
 class Value(Part):
@@ -24,8 +24,10 @@ class Value(Part):
     about: float | None = None
     peak: float | None = None
     at_least: float | None = None
-    completed_to: int | None = Field(None, description="Tokens up to which every request completed.")
-    failed_at: int | None = Field(None, description="Tokens at which a request failed.")
+    at_most: float | None = None
+    completed_to: int | None = Field(None, description="Prompt tokens up to which every request completed.")
+    failed_at: int | None = Field(None, description="Prompt tokens at which a request failed.")
+    words: str | None = Field(None, description="What was said without a number; it is shown and not judged.")
 
     @model_validator(mode="after")
     def _one_form(self):
@@ -47,6 +49,19 @@ class Tolerance(Part):
     reason: str
 
 
+class Between(Part):
+    """How far apart equal measurements lie on another start or another card: `relative` standard deviation.
+
+    `metric` is the beginning of a metric's id, `sampled` whether only sampled (or only greedy) answers are meant.
+    """
+
+    metric: Name
+    sampled: bool | None = None
+    relative: float = Field(gt=0, lt=1)
+    of: Literal["boot", "card"]
+    source: str = Field(min_length=1, description="Where it was measured.")
+
+
 class Claim(Part):
     id: Name
     title: str = ""
@@ -59,11 +74,23 @@ class Claim(Part):
     value: Value
     unit: str = ""
     n: int | None = None
-    spread: tuple[float, float] | None = None
+    spread: tuple[float, float] | None = Field(None, description="Least and greatest of the n.")
+    samples: list[float] = Field([], description="The published samples that the value is the mean of.")
+    stated: str | None = Field(None, description="How the publication writes it, where that differs.")
     conditions: Conditions = Conditions()
     evidence: terms.Evidence
     locator: str = Field(min_length=1, description="Where exactly it is stated.")
     tolerance: Tolerance | None = None
+    between: Between | None = Field(None, description="None: the recipe's.")
+
+    @model_validator(mode="after")
+    def _fits_form(self):
+        ends = self.value.published if self.value.form == "range" else ()
+        if list(ends) != sorted(ends):
+            raise ValueError(f"a range goes from low to high; found {ends}")
+        if (self.value.form in ("completed_to", "failed_at")) != (self.metric == "outcome"):
+            raise ValueError("`completed_to` and `failed_at` are claimed of the metric outcome, and only of it")
+        return self
 
     @model_validator(mode="after")
     def _unit_of_metric(self):

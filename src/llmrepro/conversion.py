@@ -10,8 +10,8 @@ from pathlib import Path
 
 from llmrepro import machine
 from llmrepro.environment import Environment, locked
+from llmrepro.model import Conversion
 from llmrepro.progress import Progress
-from llmrepro.recipe import Conversion
 from llmrepro.run_folder import sha256_of
 from llmrepro.weights import WeightsFailure
 

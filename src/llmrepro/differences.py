@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from llmrepro.notation import number
-from llmrepro.recipe import Recipe, Workload
+from llmrepro.recipe import Recipe
+from llmrepro.workload import Workload
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "half": "float16"}
 LABELS = {

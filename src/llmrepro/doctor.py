@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmrepro import catalog, engines, environment, fixes, machine
-from llmrepro.recipe import Fix, Needs, Recipe, RecipeError
+from llmrepro.install import Fix
+from llmrepro.recipe import Needs, Recipe, RecipeError
 
 
 class Check(NamedTuple):

@@ -22,9 +22,9 @@ from pathlib import Path
 import uv
 
 from llmrepro import contents, engines, fixes, installation, machine
+from llmrepro.install import Engine
 from llmrepro.installation import EnvironmentFailure, plain_environment
 from llmrepro.progress import Progress
-from llmrepro.recipe import Engine
 
 PIN = re.compile(  # name[extras]==version ; marker --hash=sha256:…
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._ -]+\])?==[A-Za-z0-9.+!_-]+\s*(;(?:(?!--|#|://).)*)?"

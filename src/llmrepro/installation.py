@@ -19,8 +19,8 @@ from pathlib import Path
 import uv
 
 from llmrepro import contents, engines, package_index
+from llmrepro.install import Engine
 from llmrepro.progress import Progress
-from llmrepro.recipe import Engine
 
 TICK_S = 0.5
 

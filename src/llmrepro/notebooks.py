@@ -14,9 +14,11 @@ from nbformat import NotebookNode
 
 from llmrepro import catalog, workloads
 from llmrepro.markup import showable
+from llmrepro.model import Weights
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
-from llmrepro.recipe import Recipe, Server, Weights, Workload
+from llmrepro.recipe import Recipe, Server
+from llmrepro.workload import Workload
 
 HEAD = 12  # digits of a hash that are shown
 # What Markdown, HTML, a table or mathematics is made of, and what makes a link of a bare address.

@@ -99,9 +99,11 @@ HttpsUrl = Annotated[str, Field(pattern=r"^https://[^\s\"'<>]+$", max_length=500
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$", max_length=80)]
 EngineName = Annotated[str, _known("engine", terms.engines)]
 FixName = Annotated[str, _known("fix", terms.fixes)]
+ConditionName = Annotated[str, _known("condition", terms.CONDITIONS)]
 MetricName = Annotated[str, _known("metric", terms.METRICS)]
 Argument = Annotated[str, Field(max_length=2000), AfterValidator(_allowed_argument)]
 Variable = Annotated[str, AfterValidator(_allowed_variable)]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Scalar = str | int | float | bool
 
 
@@ -109,6 +111,14 @@ class Part(BaseModel):
     """A part of a recipe: unknown keys are refused, values are not guessed from other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class GitFile(Part):
+    """One file of a public repository at one commit."""
+
+    repo: HttpsUrl
+    commit: Commit
+    path: RelativePath
 
 
 def unique(kind: str, ids: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from llmrepro.recipe import CASES, Workload
+from llmrepro.workload import CASES, Workload
 
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
 SHORT_TOKENS = 60  # of a prompt in the cache, or of a chat prompt

@@ -7,9 +7,10 @@ from llmrepro import cache_use, conditions, engines, flags, intervals, metrics, 
 from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
 from llmrepro.pairing import Measured, mean_of_means, token_weighted
-from llmrepro.recipe import CASES, Recipe, Workload
+from llmrepro.recipe import Recipe
 from llmrepro.run import boots, load_recipe
 from llmrepro.run_folder import read_json, read_lines, sha256_of
+from llmrepro.workload import CASES, Workload
 
 INPUTS = ("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl")
 PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")

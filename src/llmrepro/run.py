@@ -42,7 +42,7 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
         run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    texts = {p.sha256: catalog.prompt_text(p, folder) for p in recipes.prompts(recipe) if p.file is not None}
+    texts = {p.sha256: catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
     run.write_json("prompts.json", texts)
     run.set_status("running", "card")
     return run

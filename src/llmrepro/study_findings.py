@@ -8,9 +8,10 @@ from llmrepro import comparison, findings, study_results
 from llmrepro.client import Record
 from llmrepro.comparison import StudyParameters
 from llmrepro.findings import Findings
-from llmrepro.recipe import Server, Workload
+from llmrepro.recipe import Server
 from llmrepro.run_folder import read_json, status
 from llmrepro.study import Study
+from llmrepro.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from llmrepro.claim import Side
 from llmrepro.differences import Setup
 from llmrepro.notation import plural
 from llmrepro.pairing import Measured, NoPairs
-from llmrepro.recipe import Workload
 from llmrepro.run_folder import read_json, sha256_of, status
 from llmrepro.study import Arm, Study, of_arm
+from llmrepro.workload import Workload
 
 START = "startup.first_completion_s"
 

@@ -47,10 +47,12 @@ METRICS = {
     "memory.weights_gib": Metric("memory of the weights, as the engine prints it", "GiB", None, "boot"),
     "memory.kv_gib": Metric("memory for the KV cache, as the engine prints it", "GiB", None, "boot"),
     "memory.graphs_gib": Metric("memory of captured graphs, as the engine prints it", "GiB", None, "boot"),
+    "memory.device_gib": Metric("memory taken on the device", "GiB", None, "boot"),
     "startup.port_s": Metric("port open", "s", "lower", "boot"),
     "startup.models_s": Metric("/v1/models answers", "s", "lower", "boot"),
     "startup.health_s": Metric("/health says ready", "s", "lower", "boot"),
     "startup.first_completion_s": Metric("first token of the first completion", "s", "lower", "boot"),
+    "outcome": Metric("how the request ended", "", None, "request"),
     "prompt_tokens": Metric("prompt tokens as the server counts them", "tok", None, "request"),
     "output_tokens": Metric("output tokens", "tok", None, "request"),
     "cached_tokens": Metric("prompt tokens taken from the cache", "tok", None, "request"),
@@ -64,12 +66,59 @@ METRICS = {
     "decode_tps.server": Metric("decode speed by the server's own clock", "tok/s", "higher", "request"),
     "e2e_tps": Metric("output tokens per second of the whole request", "tok/s", "higher", "request"),
     "prefill_tps": Metric("prefill speed", "tok/s", "higher", "request"),
+    "prefill_tps.published_2026_10": Metric(
+        "prefill speed, prompt tokens / TTFT, cached or not", "tok/s", "higher", "request"
+    ),
     "prefill_tps.server": Metric("prefill speed by the server's own clock", "tok/s", "higher", "request"),
     "prefill_tps.slope": Metric(
         "prefill speed from the slope of TTFT over lengths", "tok/s", "higher", "workload"
     ),
     "prefix_hit_rate": Metric("share of prompt tokens from the prefix cache", "", None, "workload"),
+    "f_keep": Metric("share of the slot's earlier prompt that was kept", "", None, "request"),
+    "log_window.prompt_tps": Metric(
+        "prompt tokens per second as the log averages them, cached ones counted", "tok/s", "higher", "boot"
+    ),
+    "log_window.generation_tps": Metric(
+        "output tokens per second as the log averages them", "tok/s", "higher", "boot"
+    ),
+    "log_window.prefix_hit_rate": Metric("prefix cache hit rate as the log rolls it", "", None, "boot"),
+    "power.busy_w": Metric("power of the GPU while it works, mean", "W", None, "boot"),
+    "temperature.core_c": Metric("temperature of the core, peak", "°C", "lower", "boot"),
+    "temperature.memory_c": Metric("temperature of the GPU's memory, peak", "°C", "lower", "boot"),
+    "guard.stop_s": Metric("time under load until the guard stops the run", "s", "higher", "boot"),
     "acceptance": Metric("accepted share of drafted tokens", "", "higher", "request"),
+}
+
+# Conditions by the names that recipes use for them, with what they are called on a page. Which of them decide is
+# for a recipe to say; METRICS in appendix/methods.md says which usually do.
+CONDITIONS = {
+    "weights_sha256": "sha256 of the weights",
+    "weights_repo": "repository of the weights",
+    "weights_revision": "revision of the weights",
+    "engine_version": "engine version",
+    "engine_commit": "engine commit",
+    "cpu_model": "CPU",
+    "cpu_simd": "vector extensions of the CPU",
+    "cpu_cores": "physical cores",
+    "gpu_name": "GPU",
+    "gpu_count": "number of GPUs",
+    "gpu_power_limit_w": "enforced power limit (W)",
+    "gpu_memory_gib": "memory of the GPU (GiB)",
+    "gpu_memory_clock_mhz": "memory clock of the GPU (MHz)",
+    "gpu_driver": "driver of the GPU",
+    "gpu_pcie": "PCIe link of the GPU",
+    "kv_dtype": "type of the KV cache",
+    "speculation": "speculative decoding",
+    "context_tokens": "context (tok)",
+    "threads": "threads",
+    "memory_gib": "memory (GiB)",
+    "memory_speed": "memory modules",
+    "os": "operating system",
+    "container": "container",
+    "host": "changes to the host",
+    "cooling": "cooling",
+    "python": "Python",
+    "cuda": "CUDA toolkit",
 }
 
 

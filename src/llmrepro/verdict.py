@@ -14,7 +14,8 @@ from llmrepro.claim import Claim, Comparison, Side
 from llmrepro.conditions import Condition
 from llmrepro.notation import measured, number, plural, quantity
 from llmrepro.pairing import Measured, NoPairs
-from llmrepro.recipe import Recipe, Workload
+from llmrepro.recipe import Recipe
+from llmrepro.workload import Workload
 
 ABOUT = 0.15
 # What a ratio may be off by where its claim does not say: shares of it.

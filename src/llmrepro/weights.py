@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 from llmrepro import machine, package_index
+from llmrepro.model import Weights, WeightsFile
 from llmrepro.progress import Progress
-from llmrepro.recipe import Weights, WeightsFile
 from llmrepro.run_folder import sha256_of
 
 LEFT_OVER_S = 3600.0

@@ -13,9 +13,10 @@ from llmrepro.client import Record
 from llmrepro.parameters import Parameters
 from llmrepro.progress import Progress
 from llmrepro.protocols import MeasureFailure, Step
-from llmrepro.recipe import CASES, Recipe, Server, Workload
+from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
 from llmrepro.run_folder import now, read_json, read_lines
+from llmrepro.workload import CASES, Workload
 
 ATTEMPTS = 2  # at a request in which the server dies
 DEATHS = 3  # a server is started again after this many deaths, no more

@@ -20,8 +20,8 @@ from llmrepro import findings, study_findings
 from llmrepro.charts import break_even, decode, prefix, restart, starts, startup, ttft
 from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
-from llmrepro.recipe import CASES, Workload
 from llmrepro.study_findings import StudyFindings
+from llmrepro.workload import CASES, Workload
 
 PNG_DPI = 192  # twice what a screen shows
 NAMES = ("decode-per-prompt", "ttft-by-length", "ttft-by-cache", "cold-start", "startup", "break-even")

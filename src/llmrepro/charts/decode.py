@@ -11,7 +11,7 @@ from llmrepro.charts.drawings import Drawing, canvas, handles, legend, look, req
 from llmrepro.findings import Findings
 from llmrepro.metrics import ANSWERED
 from llmrepro.notation import measured, number, plural
-from llmrepro.recipe import Workload
+from llmrepro.workload import Workload
 
 TITLE = "Decode speed per prompt"
 LEAST_SPAN = 0.2  # of the mean: noise of a thousandth then looks small

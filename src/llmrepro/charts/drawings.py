@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from llmrepro.client import Record
 from llmrepro.findings import Findings
-from llmrepro.recipe import Workload
+from llmrepro.workload import Workload
 
 WIDTH_IN = 5.6
 # Told apart by people who see red and green alike, at least 4.5 : 1 against white; shapes say the same again.

@@ -9,7 +9,7 @@ from llmrepro.charts.drawings import Drawing, canvas, handles, legend, look, req
 from llmrepro.findings import Findings
 from llmrepro.metrics import ANSWERED
 from llmrepro.notation import number, plural
-from llmrepro.recipe import Workload
+from llmrepro.workload import Workload
 
 TITLES = {"prefix": "Time to first token by prompt cache", "restart": "Time to first token, cold and warm"}
 

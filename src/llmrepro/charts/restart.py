@@ -6,7 +6,7 @@ from llmrepro import cache_use
 from llmrepro.charts.drawings import Drawing, canvas, handles, legend, look, servers_of
 from llmrepro.findings import Findings
 from llmrepro.notation import number, plural
-from llmrepro.recipe import Workload
+from llmrepro.workload import Workload
 
 TITLE = "Cold and warm start of the server"
 MARK = "startup.first_completion_s"

@@ -1,10 +1,12 @@
 """Inference engines, one module each. `Engine` says what such a module provides; adding one is adding a file."""
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from llmrepro.recipe import Install, Server
+from llmrepro.install import Install
+from llmrepro.recipe import Server
 
 
 class Launch(NamedTuple):
@@ -44,8 +46,10 @@ class Engine(Protocol):
         port: int,
         api_key: str,
         threads: int,
+        draft: Path | None = None,
     ) -> Launch:
-        """The command of one boot. Raises EngineError when an argument cannot be used with this build."""
+        """The command of one boot; {threads} and {draft} in its arguments are filled in. Raises EngineError when
+        an argument cannot be used with this build."""
 
     def request(self, body: dict, *, cache: str) -> dict:
         """The body as this engine wants it: what makes it count tokens, `cache` "off" or "on"."""
@@ -61,6 +65,16 @@ class Engine(Protocol):
 
 class EngineError(RuntimeError):
     """The engine cannot do what the recipe asks; the text says what and what would."""
+
+
+def filled(texts: Iterable[str], threads: int, draft: Path | None) -> list[str]:
+    """Arguments or values with {threads} and {draft} filled in. Raises EngineError without a drafter."""
+    texts = list(texts)
+    if draft is None and any("{draft}" in text for text in texts):
+        raise EngineError(
+            "an argument names {draft}, and the recipe's model has no `draft`; add it or leave it out"
+        )
+    return [text.replace("{threads}", str(threads)).replace("{draft}", str(draft)) for text in texts]
 
 
 def load(name: str) -> Engine:

@@ -6,9 +6,10 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from llmrepro.engines import EngineError, Launch, _prometheus
+from llmrepro.engines import EngineError, Launch, _prometheus, filled
+from llmrepro.install import Install
 from llmrepro.machine import usable_cpus
-from llmrepro.recipe import Install, Server
+from llmrepro.recipe import Server
 
 LAUNCHER = Path(__file__).with_name("_llama_cpp_launcher.py")
 
@@ -67,6 +68,7 @@ def launch(
     port: int,
     api_key: str,
     threads: int,
+    draft: Path | None = None,
 ) -> Launch:
     start = (
         [str(environment / "bin/python"), str(LAUNCHER)]
@@ -74,7 +76,7 @@ def launch(
         else [str(environment / "bin/llama-server")]
     )
     known = _flags(tuple(start))
-    args, adaptations = adapt([a.replace("{threads}", str(threads)) for a in server.args], known)
+    args, adaptations = adapt(filled(server.args, threads, draft), known)
     return Launch(
         [*start, "--model", str(weights), "--alias", alias, "--host", "127.0.0.1", "--port", str(port), *args],
         {"LLAMA_API_KEY": api_key, **server.env},

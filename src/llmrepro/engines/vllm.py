@@ -3,8 +3,9 @@
 import uuid
 from pathlib import Path
 
-from llmrepro.engines import EngineError, Launch, _vllm_log, _vllm_settings
-from llmrepro.recipe import Install, Server
+from llmrepro.engines import EngineError, Launch, _vllm_log, _vllm_settings, filled
+from llmrepro.install import Install
+from llmrepro.recipe import Server
 
 MODULE = "vllm.entrypoints.openai.api_server"
 # No calls home, no downloads: everything that a recipe needs was fetched and hashed before.
@@ -35,15 +36,16 @@ def launch(
     port: int,
     api_key: str,
     threads: int,
+    draft: Path | None = None,
 ) -> Launch:
     start, adaptations = _start(environment)
-    args = [a.replace("{threads}", str(threads)) for a in server.args]
+    args = filled(server.args, threads, draft)
     # The kit's own come last: of an option given twice, vLLM takes the last.
     own = ["--served-model-name", alias, "--host", "127.0.0.1", "--port", str(port)]
     return Launch(
         [*start, str(weights), *args, *own],
         {
-            **{name: value.replace("{threads}", str(threads)) for name, value in server.env.items()},
+            **dict(zip(server.env, filled(server.env.values(), threads, draft), strict=True)),
             **QUIET,
             "VLLM_API_KEY": api_key,
             "VLLM_CACHE_ROOT": str(compile_cache(environment)),

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import requests
 
-from llmrepro.recipe import Fix, GitFile, Patch
+from llmrepro.install import Fix, Patch
+from llmrepro.parts import GitFile
 
 
 class FixFailure(RuntimeError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmrepro.contents import site_packages
 from llmrepro.fixes import Finding, FixFailure
-from llmrepro.recipe import Fix
+from llmrepro.install import Fix
 
 TOOLKIT = "cuda"  # below the environment
 # The compiler family that belongs to a CUDA release, as PyPI has it.

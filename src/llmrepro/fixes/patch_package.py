@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from llmrepro.contents import site_packages
 from llmrepro.fixes import Finding, FixFailure, patch_file
-from llmrepro.recipe import Fix, Patch
+from llmrepro.install import Fix, Patch
 
 # Unified diffs only, no .orig files, never a question, and never turned round because it looks applied.
 PATCH = ["patch", "-p1", "--unified", "--force", "--get=0", "--no-backup-if-mismatch", "--reject-file=-"]

@@ -5,8 +5,8 @@ from llmrepro.client import Record
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, escaped, facts, folded, join, table, tag
 from llmrepro.notation import NOTHING, measured, number, quantity, seconds
-from llmrepro.recipe import CASES, Workload
 from llmrepro.report.words import value
+from llmrepro.workload import CASES, Workload
 
 STATISTICS = {
     "mean_of_means": "mean of the prompts' means",
