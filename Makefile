@@ -8,8 +8,11 @@ BIN := $(VENV)/bin
 UV := $(BIN)/python -P src/llmrepro/package_index.py $(BIN)/uv
 # `make lock UPGRADE=--upgrade` moves every pin to its newest release; plain `make lock` moves only what must.
 UPGRADE ?=
-COMPILE := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --generate-hashes \
-	--python-version 3.11 --no-header --emit-build-options $(UPGRADE)
+COMPILE := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --generate-hashes --no-header \
+	--emit-build-options $(UPGRADE)
+OURS := --universal --python-version 3.11
+# Where a publication's environment was made, for locks as of its day: Ubuntu 24.04 on x86-64.
+THERE := x86_64-manylinux_2_39
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: setup reproduce compare test test-engines bench lock schema notebooks clean
@@ -70,20 +73,24 @@ $(VENV)/.ready-to-test: $(VENV)/.ready tests/requirements.lock
 # Which of an engine's packages must be wheels is said in its engine.in, which it must not have in engine.exclude,
 # and which index beside PyPI it needs in its recipe.json.
 lock: setup
-	$(COMPILE) --only-binary :all: pyproject.toml -o requirements.lock
+	$(COMPILE) $(OURS) --only-binary :all: pyproject.toml -o requirements.lock
 	sed -i -e '1i # The notebook side of llmrepro, every package pinned and hashed. Made by `make lock`.' \
 	  -e '1i # vllm is not here: each recipe pins its engine in recipes/**/engine.lock, and the kit installs' \
 	  -e '1i # that into an environment of its own.' requirements.lock
-	$(COMPILE) --only-binary :all: -c requirements.lock tests/requirements.in -o tests/requirements.lock
+	$(COMPILE) $(OURS) --only-binary :all: -c requirements.lock tests/requirements.in -o tests/requirements.lock
 	sed -i '1i # What the tests need beside requirements.lock. Made by `make lock`.' tests/requirements.lock
-	@set -e; for wanted in $$(find recipes -name engine.in | sort); do \
+	@set -e; for wanted in $$(find recipes -name '*.in' | sort); do \
 	  echo "Locking $$wanted"; \
-	  index=$$($(BIN)/python -c 'import json, sys; \
-	    print(*json.load(open(sys.argv[1]))["engine"]["install"].get("indexes", []))' $${wanted%engine.in}recipe.json); \
+	  recipe=$${wanted%/*}/recipe.json; \
+	  said() { $(BIN)/python -c 'import json, sys; \
+	    print(*json.load(open(sys.argv[1]))["engine"]["install"].get(sys.argv[2]) or "", sep=sys.argv[3])' $$recipe "$$@"; }; \
+	  index=$$(said indexes " "); day=$$(said resolved_as_of ""); for_="--universal --python-version 3.11"; \
+	  [ -z "$$day" ] || for_="--exclude-newer $$day --python-version $$(said python "") --python-platform $(THERE)"; \
 	  exclude=$${wanted%.in}.exclude; \
+	  [ $${wanted##*/} = engine.in ] || for_="$$for_ --no-deps"; \
 	  UV_INDEX="$$index" UV_INDEX_STRATEGY=unsafe-best-match UV_EXCLUDE=$$(ls $$exclude 2>/dev/null) \
-	    $(COMPILE) $$wanted -o $${wanted%.in}.lock; \
-	  sed -i "1i # The engine of one recipe, pinned and hashed. Made by \`make lock\` from engine.in." \
+	    $(COMPILE) $$for_ $$wanted -o $${wanted%.in}.lock; \
+	  sed -i "1i # The engine of one recipe, pinned and hashed. Made by \`make lock\` from $${wanted##*/}." \
 	    $${wanted%.in}.lock; \
 	done
 

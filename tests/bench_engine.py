@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from llmrepro import bench as benches
-from llmrepro import catalog, engines, environment, machine, metrics, parameters, run_folder, server, weights
+from llmrepro import catalog, engines, environment, machine, metrics, parameters, preparation, prompts, server
 from llmrepro import run as runs
 from llmrepro.progress import Progress
 
@@ -58,12 +58,11 @@ def main(pairs: int) -> None:
     run = runs.create(params)
     recipe = run.recipe
     env = environment.prepare(recipe.engine, catalog.home() / RECIPE / "engine.lock", run.path / "install.log")
-    model = weights.fetch(recipe.model)
+    model = preparation.ready(recipe.model, env, run.path / "install.log").path
     chat, engine = recipe.workloads[0], engines.load(recipe.engine.name)
-    texts = run_folder.read_json(run.path / "prompts.json")
-    bench = benches.Bench(run, recipe, engine, env.path, model, texts, Progress("bench", 1), {})
+    bench = benches.Bench(run, recipe, engine, env.path, model, prompts.texts(run.path), Progress("bench", 1), {})
     threads = machine.threads()
-    asked = benches.question(bench, chat, bench.texts[chat.prompts[0].sha256])
+    asked = benches.question(bench, chat, bench.texts[prompts.key(chat, chat.prompts[0])])
 
     def command(port: int, api_key: str) -> server.Command:
         launch = engine.launch(

@@ -3,7 +3,7 @@ import os
 import pytest
 from browser import chromium
 
-from llmrepro import catalog, environment, weights
+from llmrepro import catalog, environment, preparation
 
 
 def pytest_runtest_setup(item):
@@ -19,4 +19,4 @@ def prepared(tmp_path_factory):
     recipe = catalog.load(catalog.DEFAULT)
     log = tmp_path_factory.mktemp("install") / "install.log"
     env = environment.prepare(recipe.engine, catalog.home() / catalog.DEFAULT / "engine.lock", log)
-    return env, weights.fetch(recipe.model)
+    return env, preparation.ready(recipe.model, env, log).path

@@ -233,7 +233,7 @@ def test_an_arm_that_cannot_run_here_does_not_hide_the_others_page(tmp_path):
     run = only(tmp_path)
     status = run_folder.status(run)
     assert status["outcome"] == "lacking"
-    assert status["reason"].startswith("llama-cpp: needs 90000 GiB of memory")
+    assert status["reason"].startswith("llama-cpp and vllm: needs 90000 GiB of memory")
     (verdict,) = run_folder.read_json(run / "result.json")["comparisons"]
     assert verdict["word"] == "not_evaluated"
     assert (run / "report.html").exists()

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from nvml import Card, Library
 
-from llmrepro import catalog, cli, doctor, environment, fixes
+from llmrepro import catalog, cli, containers, doctor, environment, fixes, gpus, requirements
 from llmrepro.fixes import Finding, FixFailure
 
 
@@ -44,7 +45,10 @@ def test_every_recipe_of_the_kit_can_be_examined(tmp_path):
     for name in catalog.ids():
         found = examine(name, tmp_path)
         assert found["recipe"].found == "read, with the texts of its prompts"
-        assert found["lock"].found == "read: pins and hashes only"
+        if "lock" in found:
+            assert found["lock"].found == "read: pins and hashes only"
+        else:  # a publication's own Python need not be here
+            assert "and none is installed here" in found["lock, Python"].found
 
 
 def test_a_recipe_that_cannot_be_read_is_a_fault_with_its_keys(recipe, tmp_path):
@@ -166,6 +170,58 @@ def test_a_fix_is_looked_for_in_the_environment(
 def test_a_fix_of_an_environment_that_is_not_there_yet_is_told_so(recipe, tmp_path):
     found = examine(changed(recipe, lambda d: d["engine"].update(fixes=[{"name": "cu13-nvcc"}])), tmp_path)
     assert found["fix"].found == "cu13-nvcc: not installed yet, made with the environment"
+
+
+def container(data):
+    image = f"ghcr.io/someone/engine@sha256:{'0' * 64}"
+    install = {"kind": "container", "container": {"image": image, "port": 8080}}
+    data["engine"] |= {"install": install, "version": "1.0"}
+
+
+def test_a_container_needs_no_lock_and_something_that_runs_it(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(containers, "find", lambda: containers.Runtime("podman", "/usr/bin/podman", "5.4.0"))
+    monkeypatch.setattr(requirements, "which", lambda command: f"/usr/bin/{command}")
+    (recipe / "engine.lock").unlink()
+    found = examine(changed(recipe, container), tmp_path)
+    assert found["container"].found == "/usr/bin/podman, podman 5.4.0"
+    assert found["environment"].found.startswith("the image ghcr.io/someone/engine@sha256:000")
+    assert not any(check.next_step for check in found.values())
+
+
+def test_a_container_runtime_that_does_not_work_can_be_mended(recipe, tmp_path, monkeypatch):
+    def find():
+        raise containers.ContainerFailure("docker is installed, and its daemon does not answer", "start it")
+
+    monkeypatch.setattr(containers, "find", find)
+    monkeypatch.setattr(requirements, "which", lambda command: f"/usr/bin/{command}")
+    found = examine(changed(recipe, container), tmp_path)["container"]
+    assert found == ("container", "docker is installed, and its daemon does not answer", "start it")
+
+
+def checkout(data):
+    source = {"name": "engine", "repo": "https://example.org/engine.git", "commit": "0123456789" * 4}
+    install = {"kind": "git", "checkouts": [source], "build": {"ARCH": "sm_80"}}
+    data["engine"] |= {"install": install, "version": "1.0"}
+    data["needs"]["commands"] = ["nvcc"]
+
+
+def test_what_builds_a_checkout_is_looked_for(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(requirements, "which", {"git": "/usr/bin/git"}.get)
+    (recipe / "engine.lock").unlink()
+    found = examine(changed(recipe, checkout), tmp_path)
+    assert found["git"].found == "/usr/bin/git"
+    assert "needs the command 'nvcc'" in found["command"].found
+    assert found["command"].next_step
+    assert found["environment"].found.startswith("built from https://example.org/engine.git at 0123456789")
+
+
+def test_the_gpus_are_told_to_who_needs_one(recipe, tmp_path, monkeypatch):
+    Library(monkeypatch, [Card(), Card(name="NVIDIA H200")])
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    assert "GPU" not in examine(recipe, tmp_path)
+    told = doctor.examine(changed(recipe, lambda d: d["needs"].update(vram_gib=24.0)), tmp_path / "cache")
+    assert [c.found.split(",")[0] for c in told if c.what == "GPU"] == ["NVIDIA CMP 170HX", "NVIDIA H200"]
+    assert "power limit 180 W (default 250)" in next(c.found for c in told if c.what == "GPU")
 
 
 def test_the_command_tells_all_recipes_and_ends_with_0_or_1(recipe, tmp_path, monkeypatch):

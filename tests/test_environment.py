@@ -10,9 +10,10 @@ import time
 
 import pytest
 import uv
+from repositories import commit, git, repository, url
 from wheels import write_wheel
 
-from llmrepro import environment
+from llmrepro import checkouts, commands, environment
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.install import Engine
 
@@ -295,3 +296,130 @@ def test_a_build_that_cannot_be_made_destroys_nothing(tmp_path, index, monkeypat
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, index):
     with pytest.raises(EnvironmentFailure, match="the cache folder cannot be written.*LLMREPRO_CACHE"):
         environment.prepare(engine(), index, tmp_path / "install.log", tmp_path / "engine.lock")
+
+
+MAKEFILE = """\
+libqwen38mk.so: $(LLAMA)/build/bin/libllama.so
+\techo "$(ARCH) $(notdir $(NVCC))" > $@
+"""
+CMAKE = """\
+#!/bin/sh
+if [ "$1" = --build ]; then mkdir -p "$2/bin" && echo library > "$2/bin/libllama.so"
+else test -f "$2/CMakeLists.txt"; fi
+"""
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """open-jet and llama.cpp as small as they get, with a compiler, a cmake of the lock's and real git and make.
+
+    `prepared()` makes the environment; `engine` is the recipe's, with the addresses of these repositories.
+    """
+
+    class Sources:
+        own, first = repository(tmp_path / "open-jet", **{"README": "x\n"})
+        llama, needed = repository(tmp_path / "llama.cpp", **{"CMakeLists.txt": "x\n"})
+        lock = tmp_path / "engine.lock"
+        log = tmp_path / "install.log"
+
+        def engine(self, **changes):
+            named = {"open-jet": self.pinned, "llama.cpp": self.needed}
+            https = [{"name": n, "repo": "https://example.org/x", "commit": c} for n, c in named.items()]
+            install = {"kind": "git", "build": {"ARCH": "sm_80"}, "checkouts": https, **changes}
+            made = Engine.model_validate({"name": "open-jet", "version": "1", "install": install})
+            here = [c.model_copy(update={"repo": url(tmp_path / c.name)}) for c in made.install.checkouts]
+            return made.model_copy(update={"install": made.install.model_copy(update={"checkouts": here})})
+
+        def prepared(self, **changes):
+            return environment.prepare(self.engine(**changes), self.lock, self.log, tmp_path / "cache")
+
+    found = Sources()
+    for folder in ("megakernel/server", "bin"):
+        (found.own / folder).mkdir(parents=True)
+    (found.own / "megakernel/Makefile").write_text(MAKEFILE)
+    found.pinned = commit(found.own, **{"megakernel/server/mk_server.py": "print('hello')\n"})
+    commit(found.own, **{"megakernel/Makefile": "all:\n\tfalse\n"})  # what came later is not built
+    found.lock.write_text(write_wheel(tmp_path / "wheels", "cmake", {"cmake-1.0.data/scripts/cmake": CMAKE}))
+    monkeypatch.setattr(checkouts, "PROTOCOL", "file")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    for name in ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_LINK_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    nvcc = tmp_path / "toolkit/nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'release 12.8, V12.8.93'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
+    return found
+
+
+def test_sources_are_built_at_their_commits_and_stay_where_the_engine_runs_from(sources):
+    found = sources.prepared()
+    own = found.path / "source/open-jet/megakernel"
+    assert (own / "libqwen38mk.so").read_text() == "sm_80 nvcc\n"
+    assert (own / "server/mk_server.py").read_text() == "print('hello')\n"
+    assert f"open-jet @ git+{url(sources.own)}@{sources.pinned}\n" in found.freeze
+    assert not list(found.path.rglob(".git"))  # to look at it with git would change it
+    log = sources.log.read_text()
+    words = (" venv", " pip sync", " fetch --quiet", "/cmake -S", " --build", " -C open-jet/")
+    order = [log.index(word) for word in words]
+    assert order == sorted(order)
+    again = sources.prepared()
+    assert (again.path, again.seconds) == (found.path, 0.0)
+
+
+@pytest.mark.parametrize(
+    "changed", ["source/open-jet/megakernel/libqwen38mk.so", "source/llama.cpp/CMakeLists.txt"]
+)
+def test_a_changed_source_or_built_file_is_built_anew(sources, changed):
+    first = sources.prepared()
+    (first.path / changed).write_text("something else\n")
+    again = sources.prepared()
+    assert (again.path, again.seconds > 0) == (first.path, True)
+    assert (again.path / changed).read_text() != "something else\n"
+
+
+def test_what_a_dry_run_shows_is_what_is_executed(sources):
+    engine, cache = sources.engine(), sources.lock.parent / "cache"
+    place = environment.place_of(engine, sources.lock, cache)
+    steps = list(commands.installing(engine, sources.lock, place, sources.lock.parent))
+    assert not cache.exists()
+    sources.prepared()
+    log = sources.log.read_text().replace(f"{place}.part", str(place))
+    done = [line[2:] for line in log.splitlines() if line.startswith("$ ")]
+    assert done == [" ".join(step.argv) for step in steps if step.argv]
+    assert len(done) == 2 + 2 * 3 + 3
+
+
+def test_another_commit_or_build_variable_is_another_environment(sources):
+    first = sources.prepared()
+    assert sources.prepared(build={"ARCH": "sm_86"}).path != first.path
+    sources.pinned = commit(sources.own, **{"megakernel/Makefile": MAKEFILE, "README": "later\n"})
+    assert sources.prepared().path != first.path
+
+
+def test_a_commit_that_is_gone_leaves_no_environment_and_is_named(sources):
+    sources.needed = "1" * 40
+    with pytest.raises(EnvironmentFailure, match=f"llama.cpp cannot be had at {'1' * 40} .*not our ref") as failed:
+        sources.prepared()
+    assert "still has that commit" in failed.value.next_step
+    assert any("not our ref" in line for line in failed.value.log_tail)
+    assert not list(sources.lock.parent.glob("cache/environments/*/.complete"))
+
+
+def test_only_https_is_fetched_from(sources, monkeypatch):
+    monkeypatch.setattr(checkouts, "PROTOCOL", "https")
+    with pytest.raises(EnvironmentFailure, match="open-jet cannot be had at .*transport 'file' not allowed"):
+        sources.prepared()
+
+
+def test_a_build_that_fails_is_told_with_its_last_words(sources):
+    sources.pinned = git(sources.own, "rev-parse", "HEAD")
+    with pytest.raises(EnvironmentFailure, match="installing failed: make -C ended with 2"):
+        sources.prepared()
+
+
+def test_two_checkouts_of_one_name_are_refused(sources):
+    one = {"name": "open-jet", "repo": "https://example.org/x", "commit": "1" * 40}
+    with pytest.raises(ValueError, match="two checkouts have the id 'open-jet'"):
+        sources.engine(checkouts=[one, one])

@@ -1,19 +1,18 @@
 """A fix is a build step: named in a recipe, explained on a page, proved before the environment counts."""
 
-import http.server
 import inspect
 import json
-import threading
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from publication import forge
 from wheels import write_wheel
 
 from llmrepro import catalog, environment, fixes, terms
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.fixes import Finding, FixFailure, FixModule
-from llmrepro.install import Engine, Fix, Patch
+from llmrepro.install import Engine, Fix
 from llmrepro.recipe import RecipeError, validated
 
 PATCH = "--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -79,70 +78,39 @@ def test_exports_follow_the_environment_to_where_it_lies_and_keep_the_path():
     assert told == {"CUDA_HOME": "/e/cuda", "PATH": "/e/cuda/bin:/bin"}
 
 
-@pytest.mark.parametrize(
-    ("repo", "url"),
-    [
-        ("https://github.com/a/b", "https://github.com/a/b/raw/{}/patches/m.patch"),
-        ("https://github.com/a/b.git", "https://github.com/a/b/raw/{}/patches/m.patch"),
-        ("https://gitlab.com/a/b/", "https://gitlab.com/a/b/-/raw/{}/patches/m.patch"),
-        ("https://codeberg.org/a/b", "https://codeberg.org/a/b/raw/commit/{}/patches/m.patch"),
-    ],
-)
-def test_a_publications_patch_is_asked_for_by_commit_over_https(repo, url):
-    patch = Patch.model_validate({"source": {**SOURCE, "repo": repo}, "sha256": SHA256})
-    assert fixes.raw_url(patch.source) == url.format("0" * 40)
-
-
 @pytest.fixture
 def publication(monkeypatch):
-    """A host that serves one patch, over plain http since only its answers matter here."""
-    asked = []
-
-    class Host(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200 if self.path == "/m.patch" else 404)
-            self.end_headers()
-            self.wfile.write(PATCH.encode())
-
-        def log_message(self, *words):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Host) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr(
-            fixes, "raw_url", lambda source: f"http://127.0.0.1:{server.server_port}/{source.path.split('/')[-1]}"
-        )
-        yield asked
-        server.shutdown()
+    """A forge that serves one patch."""
+    with forge(monkeypatch) as made:
+        made.files["m.patch"] = PATCH.encode()
+        yield made
 
 
 def bring(tmp_path, **patch):
-    patch = Patch.model_validate({"sha256": SHA256, **patch})
-    (tmp_path / "environment").mkdir(exist_ok=True)
-    fixes.bring(patch, tmp_path, tmp_path / "cache", tmp_path / "environment")
-    return fixes.patch_file(tmp_path / "environment", patch).read_text()
+    named = {"name": "patch-package", "package": "toy", "patches": [{"sha256": SHA256, **patch}]}
+    fix = Fix.model_validate(named)
+    fixes.bring(fix, tmp_path, tmp_path / "cache", tmp_path / "environment")
+    (brought,) = fixes.patch_files(tmp_path / "environment", fix)
+    return brought.read_text()
 
 
 def test_a_publications_patch_is_fetched_once_and_kept(tmp_path, publication):
-    assert bring(tmp_path, source=SOURCE) == PATCH
-    assert bring(tmp_path, source=SOURCE) == PATCH
-    assert publication == ["/m.patch"]
+    source = publication.source("m.patch")
+    assert bring(tmp_path, source=source) == PATCH
+    assert bring(tmp_path, source=source) == PATCH
+    assert [path for path, _ in publication.seen] == ["m.patch"]
 
 
-def test_a_patch_of_another_hash_is_refused_and_fetched_again_next_time(tmp_path, publication):
+def test_a_patch_of_another_hash_is_refused_each_time(tmp_path, publication):
     for _ in range(2):
         with pytest.raises(FixFailure, match=f"has sha256 {SHA256}, the recipe says {'1' * 64}"):
-            bring(tmp_path, source=SOURCE, sha256="1" * 64)
-    assert len(publication) == 2
+            bring(tmp_path, source=publication.source("m.patch"), sha256="1" * 64)
     assert not list((tmp_path / "environment").rglob("*.patch"))
 
 
 def test_a_patch_that_cannot_be_fetched_is_told(tmp_path, publication):
-    with pytest.raises(FixFailure, match="a patch could not be fetched: 404") as refused:
-        bring(tmp_path, source={**SOURCE, "path": "gone.patch"})
-    assert "check the network" in refused.value.next_step
+    with pytest.raises(FixFailure, match="a publication's patch: .*gone.patch.*404"):
+        bring(tmp_path, source=publication.source("gone.patch"))
 
 
 def test_a_patch_of_ours_lies_beside_the_recipe(tmp_path):

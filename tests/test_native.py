@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from llmrepro import catalog, environment, parameters, results, run_folder, weights, workloads
+from llmrepro import catalog, environment, parameters, preparation, results, run_folder, weights, workloads
 from llmrepro import run as runs
 from llmrepro.client import Record
 from llmrepro.engines import EngineError
@@ -22,7 +22,7 @@ def built(tmp_path_factory):
     recipe = catalog.load(RECIPE)
     log = tmp_path_factory.mktemp("install") / "install.log"
     env = environment.prepare(recipe.engine, catalog.home() / RECIPE / "engine.lock", log)
-    return env, weights.fetch(recipe.model)
+    return env, preparation.ready(recipe.model, env, log).path
 
 
 def measured(tmp_path, built, **overrides):
@@ -33,7 +33,7 @@ def measured(tmp_path, built, **overrides):
     )
     workloads.measure(run, built[0].path, built[1])
     run.write_json("machine.json", {})
-    run.write_json("weights.json", {"facts": weights.facts(built[1])})
+    run.write_json("weights.json", {"facts": weights.facts(weights.own(built[1], run.recipe.model))})
     run.write_text("engine-freeze.txt", built[0].freeze)
     return run
 

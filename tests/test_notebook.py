@@ -146,7 +146,7 @@ def test_papermill_and_the_command_write_the_same_files(tmp_path):
             for c in run_folder.read_json(run / "result.json")["conditions"]
             if c["deciding"]
         }
-        assert found["weights sha256"] == found["engine version"] == "equal"
+        assert found["weights_sha256"] == found["engine_version"] == "equal"
         assert {name: relation for name, relation in found.items() if relation != "equal"} == {
             "workloads.chat.max_tokens": "differs",
             "workloads.prefill.lengths": "differs",
@@ -209,7 +209,8 @@ def test_the_command_refuses_in_one_sentence(tmp_path, arguments, said):
 
 def test_the_command_lists_every_recipe_and_study_and_a_folder_that_is_no_run_is_told(tmp_path):
     shown = command(BIN / "llmrepro", "list", cwd=tmp_path)
-    assert [line.split()[0] for line in shown.stdout.splitlines()] == [*catalog.ids(), *catalog.studies()]
+    entries = [line for line in shown.stdout.splitlines() if not line.startswith(" ")]
+    assert {line.split()[2] for line in entries} == {*catalog.ids(), *catalog.studies()}
     told = command(BIN / "llmrepro", "report", tmp_path, cwd=tmp_path)
     assert told.returncode == 1
     assert "is missing; is" in told.stderr

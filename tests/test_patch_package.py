@@ -1,15 +1,17 @@
 """patch-package: pinned patches go into one package of the environment, proved, and nowhere else."""
 
 import difflib
+import shutil
 import subprocess
 from hashlib import sha256
 
 import pytest
+from repositories import commit, repository, url
 from wheels import write_wheel
 
-from llmrepro import environment
+from llmrepro import checkouts, environment, fixes
 from llmrepro.environment import EnvironmentFailure
-from llmrepro.fixes import FixFailure, patch_file, patch_package
+from llmrepro.fixes import FixFailure, patch_package
 from llmrepro.install import Engine, Fix
 
 KERNEL = "def speed():\n    # greet -- x\n    return 'slow'\n\n\ndef other():\n    return 1\n"
@@ -42,11 +44,11 @@ def place(tmp_path):
 
 def brought(place, *patches: str) -> Fix:
     """A fix whose patches lie in the environment, as `fixes.repair` has put them there."""
-    made = fix(*patches)
-    (place / "patches").mkdir(exist_ok=True)
-    for patch, text in zip(made.patches, patches, strict=True):
-        patch_file(place, patch).write_text(text)
-    return made
+    shutil.rmtree(place / "patches", ignore_errors=True)
+    (place / "patches/toy").mkdir(parents=True)
+    for number, text in enumerate(patches):
+        (place / f"patches/toy/{number:03}-{number}.patch").write_text(text)
+    return fix(*patches)
 
 
 def kernel(place):
@@ -219,3 +221,71 @@ def test_a_patch_that_fails_leaves_no_environment(lock):
     with pytest.raises(EnvironmentFailure, match="the fix patch-package failed: patch 0.patch does not apply"):
         prepare(lock, diff("kernel.py", KERNEL.replace("slow", "medium"), FAST))
     assert not list((lock.parent / "cache/environments").glob("*/.complete"))
+
+
+@pytest.fixture
+def publication(tmp_path, monkeypatch):
+    """A publication's repository of patches, and its fix by folder: all of them, in order."""
+    monkeypatch.setattr(checkouts, "PROTOCOL", "file")
+    origin, _ = repository(tmp_path / "publication", README="x\n")
+    (origin / "patches").mkdir()
+
+    def fix_of(path="patches/*.patch", **files: str) -> Fix:
+        at = commit(origin, **{f"patches/{name}": text for name, text in files.items()})
+        source = {"repo": "https://example.org/x", "commit": at, "path": path}
+        made = Fix.model_validate({"name": "patch-package", "package": "toy", "patches": [{"source": source}]})
+        here = made.patches[0].source.model_copy(update={"repo": url(origin)})
+        return made.model_copy(update={"patches": [made.patches[0].model_copy(update={"source": here})]})
+
+    return fix_of
+
+
+FASTER = FAST.replace("fast", "faster")
+SERIES = {"0002-b.patch": diff("sub/kernel.py", FAST, FASTER), "0001-a.patch": diff("sub/kernel.py", KERNEL, FAST)}
+
+
+def test_all_patches_of_a_publications_folder_apply_in_the_shells_order(place, tmp_path, publication):
+    fix = publication(**SERIES, **{"notes.txt": "no patch\n", ".hidden.patch": "no patch either\n"})
+    told = fixes.repair(place, fix, tmp_path, tmp_path / "cache")
+    assert kernel(place).read_text() == FASTER
+    assert told["applied"]
+    assert told["evidence"]["patches"] == {
+        name: sha256(SERIES[name].encode()).hexdigest() for name in ("0001-a.patch", "0002-b.patch")
+    }
+    assert not patch_package.detect(place, fix).needed
+
+
+def test_one_patch_of_a_publication_is_pinned_by_its_commit(place, tmp_path, publication):
+    fix = publication("patches/0001-a.patch", **SERIES)
+    fixes.repair(place, fix, tmp_path, tmp_path / "cache")
+    assert kernel(place).read_text() == FAST
+
+
+def test_the_patch_of_a_series_that_does_not_apply_is_named(place, tmp_path, publication):
+    fix = publication(**{**SERIES, "0002-b.patch": diff("sub/kernel.py", KERNEL.replace("slow", "x"), FASTER)})
+    with pytest.raises(FixFailure, match=r"patch 0002-b\.patch does not apply to toy"):
+        fixes.repair(place, fix, tmp_path, tmp_path / "cache")
+
+
+def test_a_folder_without_patches_is_no_fix(place, tmp_path, publication):
+    with pytest.raises(FixFailure, match=r"has no patch patches/\*\.patch at"):
+        fixes.repair(place, publication(**{"notes.txt": "x\n"}), tmp_path, tmp_path / "cache")
+    with pytest.raises(FixFailure, match=r"has no patch patches/gone\.patch at"):
+        fixes.repair(place, publication("patches/gone.patch", **SERIES), tmp_path, tmp_path / "cache")
+
+
+def test_a_patch_that_is_a_link_out_of_the_repository_is_none(place, tmp_path, publication):
+    (tmp_path / "secret.patch").write_text(diff("sub/kernel.py", KERNEL, FAST))
+    (tmp_path / "publication/patches/0001.patch").symlink_to(tmp_path / "secret.patch")
+    with pytest.raises(FixFailure, match=r"has no patch patches/0001\.patch at"):
+        fixes.repair(place, publication(**{"notes.txt": "x\n"}), tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("path", ["pat*/a.patch", "patches/0*.patch", "patches/*.*.patch"])
+def test_a_star_means_a_whole_folder_or_nothing(path):
+    source = {"repo": "https://example.org/x", "commit": "1" * 40, "path": path}
+    with pytest.raises(ValueError, match=r"stands in a source's path as the last part \*\.patch only"):
+        Fix.model_validate({"name": "patch-package", "package": "toy", "patches": [{"source": source}]})
+    whole = {"source": {**source, "path": "p/*.patch"}, "sha256": "0" * 64}
+    with pytest.raises(ValueError, match="without a sha256"):
+        Fix.model_validate({"name": "patch-package", "package": "toy", "patches": [whole]})

@@ -50,7 +50,7 @@ def measured(run, prepared):
 
 def result_of(run, prepared):
     run.write_json("machine.json", {})
-    run.write_json("weights.json", {"facts": weights.facts(prepared[1])})
+    run.write_json("weights.json", {"facts": weights.facts(weights.own(prepared[1], run.recipe.model))})
     run.write_text("engine-freeze.txt", prepared[0].freeze)
     return results.compute(run.path)
 

@@ -40,6 +40,12 @@ def test_a_salt_stands_at_the_very_head_and_follows_from_its_labels_alone():
     assert protocols.salted(TEXT, 50, one, words).startswith(one)
 
 
+def test_a_line_of_its_own_stands_before_a_prompt_and_takes_the_same_tokens_each_time():
+    one, other = (protocols.with_own_line("How many plums?", protocols.salt("run", n)) for n in (0, 1))
+    assert one != other and len(one) == len(other)
+    assert one.endswith("]\nHow many plums?") and one.splitlines()[0] != other.splitlines()[0]
+
+
 def test_a_changed_head_differs_in_its_first_character_only():
     for first in "0123456789":
         head = f"{first}1234567: a note.\nOnce"

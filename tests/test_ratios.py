@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from llmrepro import capacity, ratios
+from llmrepro import break_even, ratios
 from llmrepro.intervals import Interval
 
 
@@ -76,42 +76,42 @@ def test_a_ratio_on_the_border_is_decided_by_no_number():
 
 
 def test_the_break_even_is_the_difference_of_starts_over_that_of_requests():
-    found = capacity.break_even([61.0] * 3, [1.0] * 3, [1.0] * 3, [1.5] * 3)
+    found = break_even.break_even([61.0] * 3, [1.0] * 3, [1.0] * 3, [1.5] * 3)
     assert (found.found, found.slow) == ("pays", "a")
     assert found.requests == pytest.approx((120.0, 120.0, 120.0, 3))
 
 
 def test_which_of_the_two_is_called_a_makes_no_difference():
     a, b = ([60.0, 62.0, 61.0], [1.00, 1.01, 0.99]), ([1.0, 1.2, 0.9], [1.5, 1.52, 1.49])
-    one = capacity.break_even(a[0], b[0], a[1], b[1])
-    two = capacity.break_even(b[0], a[0], b[1], a[1])
+    one = break_even.break_even(a[0], b[0], a[1], b[1])
+    two = break_even.break_even(b[0], a[0], b[1], a[1])
     assert (one.slow, two.slow) == ("a", "b")
     assert one.requests == pytest.approx(two.requests)
 
 
 def test_who_is_ahead_in_both_is_ahead_always():
-    found = capacity.break_even([60.0] * 3, [1.0] * 3, [2.0] * 3, [1.0] * 3)
+    found = break_even.break_even([60.0] * 3, [1.0] * 3, [2.0] * 3, [1.0] * 3)
     assert (found.found, found.slow, found.requests) == ("never", "a", None)
 
 
 def test_what_cannot_be_told_apart_is_open():
-    assert capacity.break_even([5.0, 6.0, 4.0], [5.1, 4.9, 5.0], [1.0] * 3, [2.0] * 3).found == "open"
-    assert capacity.break_even([60.0] * 3, [1.0] * 3, [1.0, 2.0, 1.5], [1.4, 1.6, 1.5]).found == "open"
+    assert break_even.break_even([5.0, 6.0, 4.0], [5.1, 4.9, 5.0], [1.0] * 3, [2.0] * 3).found == "open"
+    assert break_even.break_even([60.0] * 3, [1.0] * 3, [1.0, 2.0, 1.5], [1.4, 1.6, 1.5]).found == "open"
 
 
 def test_seconds_saved_that_vary_too_much_leave_the_interval_without_an_end():
-    found = capacity.break_even([60.0] * 3, [1.0] * 3, [0.1, 1.0, 5.0], [0.2, 2.2, 13.0])
+    found = break_even.break_even([60.0] * 3, [1.0] * 3, [0.1, 1.0, 5.0], [0.2, 2.2, 13.0])
     assert found.found == "pays"
     assert found.requests.mean > 0
     assert (found.requests.low, found.requests.high) == (None, None)
 
 
 def test_one_boot_decides_nothing():
-    found = capacity.break_even([90.0], [30.0], [1.0], [1.5])
+    found = break_even.break_even([90.0], [30.0], [1.0], [1.5])
     assert (found.found, found.requests) == ("open", None)
     assert found.start_s.mean == 60.0
     with pytest.raises(ValueError, match="every boot"):
-        capacity.break_even([61.0], [1.0], [1.0], [])
+        break_even.break_even([61.0], [1.0], [1.0], [])
 
 
 def test_fiellers_interval_covers_the_truth_as_often_as_it_says():
@@ -120,7 +120,7 @@ def test_fiellers_interval_covers_the_truth_as_often_as_it_says():
     for _ in range(2000):
         starts = [70 + rng.gauss(0, 3) for _ in range(4)]
         saved = [rng.gauss(0.5, 0.05) for _ in range(4)]
-        found = capacity.break_even(starts, [10.0] * 4, [2 - s for s in saved], [2.0] * 4)
+        found = break_even.break_even(starts, [10.0] * 4, [2 - s for s in saved], [2.0] * 4)
         undecided += found.requests is None
         endless = found.requests is not None and found.requests.low is None
         covered += endless or (found.requests is not None and found.requests.low <= 120 <= found.requests.high)

@@ -104,9 +104,11 @@ def test_the_verdict_comes_first_and_the_rest_in_order(page):
         "claims",
         "flags",
         "values",
+        "statistics",
         "startup",
         "charts",
         "conditions",
+        "capacity",
         "machine",
         "repeat",
         "methods",
@@ -243,7 +245,7 @@ def test_hostile_text_stays_text(tmp_path):
         recipe["model"]["license"] = ATTACK
         recipe["workloads"][0]["title"] = ATTACK
         recipe["claims"][0].update(title=ATTACK, locator=ATTACK)
-        recipe["conditions"] = {"deciding": {"a <b>name</b>": ATTACK}}
+        recipe["conditions"] = {"deciding": {"cooling": ATTACK}}
         recipe["servers"][0]["env"] = {"LLAMA_X": ATTACK}
 
     told = boot(adaptations=[ATTACK], command=[ATTACK], effective={ATTACK: ATTACK}, phases=[[ATTACK, 0.0, 1.0]])

@@ -1,7 +1,7 @@
 """From records to result.json: intervals over rounds and boots, facts, flags; the same folder, the same result."""
 
 import pytest
-from folders import CASES, LENGTHS, boot, folder, record
+from folders import CASES, LENGTHS, MACHINE, boot, chat, failure, folder, record
 
 from llmrepro import intervals, results, run_folder
 
@@ -200,3 +200,170 @@ def test_speeds_too_scattered_for_an_interval_get_none(tmp_path):
 def test_an_impossible_timing_is_no_value(tmp_path, timing):
     asked = [record(timings={"predicted_n": 48, "predicted_ms": timing, "prompt_n": timing, "prompt_ms": 1.0})]
     assert not [r for r in computed(tmp_path, asked)["metrics"] if r["metric"] == "decode_tps.server"]
+
+
+def test_a_row_keeps_what_its_interval_is_made_of(tmp_path):
+    asked = [
+        record(repeat=r, boot=b, tps=tps)
+        for b, of in ((1, (99.0, 101.0)), (2, (110.0,)))
+        for r, tps in enumerate(of)
+    ]
+    found = row(computed(tmp_path, asked, [boot(), boot(replicate=1)]), "decode_tps", case="code_runs")
+    assert (found["rounds"], found["by_boot"]) == (3, pytest.approx([100.0, 110.0]))
+    assert found["within"] == pytest.approx(0.01 * 2**0.5)  # one degree of freedom
+    assert (found["least"], found["greatest"], found["output_tokens"]) == (
+        pytest.approx(99.0),
+        pytest.approx(110.0),
+        48,
+    )
+
+
+def test_how_a_slope_is_told_of_one_boot_is_its_fits_own_interval(tmp_path):
+    found = row(computed(tmp_path, lengths(tps=200, jitter_s=5e-3)), "prefill_tps.slope")
+    half = intervals.quantile(found["rounds"] - 1) * found["within"] / found["rounds"] ** 0.5
+    assert half == pytest.approx((found["high"] - found["low"]) / 2 / found["value"], rel=0.02)
+
+
+def claiming(*claims):
+    """The default recipe with these claims alone, each a metric of the case code_runs unless it says otherwise."""
+
+    def change(recipe):
+        usual = {"server": "default", "workload": "chat", "case": "code_runs"}
+        told = {"unit": "tok/s", "evidence": "measured", "locator": "page 1"}
+        recipe["claims"] = [{"id": f"c{n}", **usual, **told, **c} for n, c in enumerate(claims)]
+        recipe["comparisons"] = []
+
+    return change
+
+
+def verdicts(result):
+    return {v["claim"]: (v["word"], v["reason"]) for v in result["verdicts"]}
+
+
+def test_a_publications_own_definition_is_told_of_each_case_where_it_is_claimed(tmp_path):
+    metric = {"metric": "decode_tps.published_2026_10", "value": {"about": 100.0}}
+    result = computed(tmp_path, [record(repeat=r) for r in range(3)], change=claiming(metric))
+    assert row(result, "decode_tps.published_2026_10", case="code_runs")["value"] == pytest.approx(100.0, rel=0.05)
+    assert verdicts(result)["c0"][0] == "reproduced"
+    bare = computed(tmp_path / "bare", [record()])
+    assert not [r for r in bare["metrics"] if r["metric"].endswith("2026_10") and r["case"]]
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([{}, {"n": 20}], "1 of 2 answers have not the 48 tokens asked for under ignore_eos (one has 20)"),
+        ([{"same_token_share": 0.95}, {}], "1 of 2 answers are one token for 90% or more of their length"),
+    ],
+)
+def test_answers_that_were_not_asked_for_gate_a_speed_and_no_other_claim(tmp_path, records, why):
+    claims = (
+        {"metric": "decode_tps", "value": {"point": 100.0}},
+        {"metric": "ttft_s", "unit": "s", "value": {"point": 0.2}},
+        {"metric": "prompt_tokens", "unit": "tok", "value": {"exact": 55}},
+    )
+    (tmp_path / "new").mkdir()
+    asked = [record(repeat=n, **changes) for n, changes in enumerate(records)]
+    said = verdicts(computed(tmp_path / "new", asked, change=claiming(*claims)))
+    assert (said["c0"][0], said["c0"][1].partition(";")[0]) == ("not_evaluated", why)
+    assert [said[c][0] for c in ("c1", "c2")] == ["reproduced", "reproduced"]
+
+
+def test_one_word_over_and_over_is_told_and_no_gate_where_token_ids_are_not(tmp_path):
+    claims = {"metric": "decode_tps", "value": {"point": 100.0}}
+    asked = [record(repeat=n, text="a " * 48) for n in range(3)]
+    result = computed(tmp_path, asked, change=claiming(claims))
+    assert verdicts(result)["c0"][0] == "reproduced"
+    assert "3 of 3 answers are one token over and over" in result["flags"]
+
+
+def test_how_a_case_ended_is_a_row_and_a_death_that_was_asked_again_is_told(tmp_path):
+    asked = [
+        record(repeat=0),
+        failure("code_runs", 1),
+        record(repeat=1),
+        record("plan_move", prompt=59),
+        failure("plan_move", 1),
+        failure("plan_move", 1),
+    ]
+    claims = (
+        {"metric": "outcome", "unit": "", "value": {"completed_to": 55}},
+        {"metric": "outcome", "unit": "", "value": {"failed_at": 59}, "case": "plan_move"},
+        {"metric": "outcome", "unit": "", "value": {"completed_to": 59}, "case": "plan_move"},
+    )
+    result = computed(tmp_path, asked, change=claiming(*claims))
+    fine, dead = (row(result, "outcome", case=c) for c in ("code_runs", "plan_move"))
+    assert (fine["value"], fine["prompt_tokens"], fine["n"]) == ("ok", 55, 2)
+    assert fine["note"] == "2 of 2 requests answered; 1 died and was asked again"
+    assert (dead["value"], dead["prompt_tokens"]) == ("engine_died", 59)
+    assert dead["note"].startswith("1 of 2 requests answered; engine died: killed by signal 9")
+    assert [v[0] for v in verdicts(result).values()] == ["reproduced", "reproduced", "not_reproduced"]
+
+
+def test_windows_of_the_log_are_rows_where_they_are_claimed(tmp_path):
+    windows = [
+        {"at_s": 1.0 * n, "prompt_tps": 0.0, "generation_tps": tps} for n, tps in enumerate((0.0, 30.0, 50.0))
+    ]
+    log = {"workload": None, "case": None, "statistic": "log_window", "metric": "log_window.generation_tps"}
+    claims = ({**log, "value": {"range": (35.0, 45.0)}}, {**log, "value": {"peak": 50.0}})
+    result = computed(tmp_path, boots=[boot(log_window=windows)], change=claiming(*claims))
+    found = row(result, "log_window.generation_tps")
+    assert (found["value"], found["greatest"], found["rounds"]) == (40.0, 50.0, 2)  # idle ones say nothing
+    assert verdicts(result)["c1"][0] == "reproduced"
+
+
+def test_gibibytes_that_vary_a_little_over_boots_have_a_mean(tmp_path):
+    metrics = ({"memory.kv_gib": 20.1}, {"memory.kv_gib": 20.3})
+    boots = [boot(replicate=n, metrics=told) for n, told in enumerate(metrics)]
+    about = {"metric": "memory.kv_gib", "unit": "GiB", "workload": None, "case": None, "value": {"about": 20.2}}
+    result = computed(tmp_path, boots=boots, change=claiming(about))
+    assert row(result, "memory.kv_gib")["value"] == pytest.approx(20.2)
+    assert verdicts(result)["c0"][0] == "reproduced"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        ({"outcome": "lacking", "reason": "needs a GPU with 60 GiB"}, "lacking: needs a GPU with 60 GiB"),
+        ({"outcome": "failed", "reason": "no port"}, "failed in the stage measure: no port"),
+    ],
+)
+def test_a_run_that_did_not_get_there_gives_its_reason_for_every_claim(tmp_path, ended, reason):
+    result = computed(tmp_path, **ended)
+    assert {(v["word"], v["reason"]) for v in result["verdicts"]} == {("not_evaluated", reason)}
+    assert {(c["word"], c["reason"]) for c in result["comparisons"]} == {("not_evaluated", reason)}
+
+
+def test_a_run_that_was_stopped_judges_what_it_has(tmp_path):
+    claims = [{"metric": "prompt_tokens", "unit": "tok", "value": {"exact": 55}, "case": c} for c in CASES[:2]]
+    ended = {"outcome": "stopped", "reason": "by a person"}
+    said = verdicts(computed(tmp_path, [record()], change=claiming(*claims), **ended))
+    assert said["c0"] == ("reproduced", "equal")
+    assert said["c1"] == ("not_evaluated", "stopped in the stage measure: by a person")
+
+
+def test_a_rate_above_the_bandwidth_roofline_gets_no_verdict_where_the_bandwidth_can_be_trusted(tmp_path):
+    """98 MB of weights at 48 tok/s take 4.7 GB/s; a machine of 1 GB/s and a small cache cannot have read them."""
+
+    def claimed(recipe):
+        recipe["claims"] = [
+            {"id": "speed", "metric": "decode_tps", "statistic": "mean_of_means", "server": "default"}
+            | {"workload": "chat", "value": {"point": 100.0}, "unit": "tok/s", "evidence": "stated"}
+            | {"locator": "nowhere but here"}
+        ]
+        attention = {"full_layers": 30, "kv_heads": 3, "head_dim": 64, "locator": "its metadata"}
+        read = {"bytes_per_token": 98_000_000, "locator": "its size"}
+        recipe["model"]["shape"] = {"attention": attention, "read": read}
+
+    words = {}
+    for name, others in (("quiet", 0.0), ("busy", 1.5)):
+        memory = {"bandwidth_gb_s": 1.0, "bandwidth": {"fastest_gb_s": 1.0, "other_cpus": others}}
+        machine = {**MACHINE, "memory": {**MACHINE["memory"], **memory}}
+        machine["cpu"] = {**machine["cpu"], "l3_mib": 1}
+        (tmp_path / name).mkdir()
+        path = folder(tmp_path / name, chat(), change=claimed, machine=machine)
+        result = results.compute(path)
+        words[name] = result["verdicts"][0]["reason"]
+        assert any("above the bandwidth roofline" in flag for flag in result["flags"])
+    assert "above the bandwidth roofline" in words["quiet"]
+    assert "above the bandwidth roofline" not in words["busy"]

@@ -205,7 +205,9 @@ def test_a_comparison_that_ended_early_has_a_page(tmp_path, outcome):
 def test_nothing_measured_still_makes_a_page(tmp_path):
     arms = {arm: {"outcome": "lacking", "reason": "published mode was asked for"} for arm in both()}
     page = soup(folder(tmp_path, CLAIMS[:1], arms, outcome="lacking"))
-    assert "not evaluated" in text(page)
+    assert "1 claim across the arms as published; this machine tests none of them." in head(page)
+    assert table(page, "Claims across the arms, as published")[1][1] == "llama-cpp above vllm"
+    assert "not evaluated" not in text(page)
     assert not page.find_all("img")
 
 

@@ -157,7 +157,7 @@ def test_a_condition_that_holds_bars_nothing(tmp_path):
 
 
 def test_what_is_unstated_or_unknown_is_counted(tmp_path):
-    found = judged(tmp_path, conditions={"deciding": {"cpu_model": None, "the moon": "full"}})
+    found = judged(tmp_path, conditions={"deciding": {"cpu_model": None, "cooling": "water"}})
     assert found["word"] == "reproduced"
     assert found["reason"].endswith("1 condition unstated by the publication, 1 condition not observable here")
 

@@ -46,6 +46,19 @@ for line in sys.stdin:
         print(process.wait(), flush=True)
 """
 
+# A clean-up command that writes down how many processes with the marker live.
+LOOKS = """
+import os, sys
+from pathlib import Path
+lives = 0
+for process in Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        lives += process.parent.name != str(os.getpid()) and sys.argv[2].encode() in process.read_bytes()
+    except OSError:
+        pass
+with open(sys.argv[1], "a") as file: print(lives, file=file)
+"""
+
 
 def alive(marker: str) -> list[psutil.Process]:
     """Processes with the marker in their command line; a zombie has none, and is no longer a process."""
@@ -89,6 +102,7 @@ class Scene:
         secret: str = "",
         forks: bool = False,
         family: int = 4,
+        cleanup: tuple = (),
     ):
         self.folder, self.marker = folder, f"marker-{uuid.uuid4().hex}"
         self.log, self.exit_file = folder / "1.log", folder / "1.exit.json"
@@ -101,6 +115,10 @@ class Scene:
             "exit_file": str(self.exit_file),
             "status_file": str(self.status),
             "secret": "<secret>" if secret else None,
+            "cleanup": [
+                [word.replace("FOLDER", str(folder)).replace("MARKER", self.marker) for word in argv]
+                for argv in cleanup
+            ],
             "server": {
                 **here,
                 "log": str(self.log),
@@ -290,6 +308,36 @@ class TestAsOneself:
     def test_short_of_memory_the_server_goes_first(self, scene):
         it = scene(family=1)
         assert int(Path(f"/proc/{it.said['pid']}/oom_score_adj").read_text()) >= 500
+
+    @pytest.mark.parametrize("victim", [None, "parent", "worker", "guard"])
+    def test_the_clean_up_runs_whoever_ends_and_the_monitor_of_a_container_still_lives_then(self, scene, victim):
+        """podman's monitor is a descendant; once it is dead its container cannot be removed any more."""
+        looks = [sys.executable, "-c", LOOKS, "FOLDER/seen", "MARKER"]
+        it = scene("--family", cleanup=(looks, ["/nowhere/podman"], ["touch", "FOLDER/second"]))
+        if victim is None:
+            it.tell("stop")
+        else:
+            os.kill({"parent": it.parent.pid, "worker": it.worker, "guard": it.guard}[victim], signal.SIGKILL)
+        assert gone(it.marker) and it.over()
+        assert (it.folder / "second").exists(), "one that cannot be started does not stop the others"
+        assert int((it.folder / "seen").read_text().split()[0]) >= 3, "the family was killed before"
+
+    def test_a_server_that_was_never_started_is_cleaned_up_after(self, scene):
+        it = scene(argv=["/nowhere/engine"], family=0, cleanup=(["touch", "FOLDER/seen"],))
+        assert it.tell("wait") == 0 and (it.folder / "seen").exists()
+
+    def test_a_clean_up_that_hangs_is_ended_and_the_next_one_runs(self, scene, monkeypatch):
+        changed = Path(supervisor.__file__).read_text().replace("CLEANUP_S = 30.0", "CLEANUP_S = 0.3")
+        assert "CLEANUP_S = 0.3" in changed
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "supervisor.py"
+            path.write_text(changed)
+            monkeypatch.setattr(supervisor, "__file__", str(path))
+            hangs = ["sh", "-c", "trap '' TERM; sleep 600 & echo $! > FOLDER/hangs; wait; wait"]
+            it = scene("--family", cleanup=(hangs, ["touch", "FOLDER/second"]))
+        assert it.tell("stop") == 0
+        assert not alive(it.marker) and (it.folder / "second").exists()
+        assert not psutil.pid_exists(int((it.folder / "hangs").read_text()))
 
     def test_a_supervisor_whose_parent_is_gone_starts_nothing(self, tmp_path):
         spec = {"parent_pid": os.getppid(), "secret": None, "server": {"argv": ["touch", str(tmp_path / "no")]}}

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,12 +12,24 @@ from typing import Any
 
 import requests
 
-from llmrepro import engines, fixes, machine, page_cache, server
+from llmrepro import (
+    containers,
+    engines,
+    fixes,
+    machine,
+    numa,
+    page_cache,
+    prompts,
+    protocols,
+    running_server,
+    server,
+)
 from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server
-from llmrepro.run import Run
-from llmrepro.run_folder import read_lines
+from llmrepro.run import Run, boots
+from llmrepro.run_folder import RunError, read_lines
+from llmrepro.stopwatch import Stopwatch
 from llmrepro.workload import Workload
 
 SLOTS = "slots"  # folder of a run in which servers keep a prompt cache over a restart
@@ -23,16 +37,23 @@ SLOTS = "slots"  # folder of a run in which servers keep a prompt cache over a r
 
 @dataclass(frozen=True)
 class Bench:
-    """What every boot of a run needs. `texts` are prompts by sha256, `bar` shows seconds of the estimate."""
+    """What every boot of a run needs. `texts` are those of `prompts.texts`, `bar` shows seconds of estimate."""
 
     run: Run
     recipe: Recipe
     engine: engines.Engine
-    environment: Path
-    weights: Path
+    environment: Path | None
+    weights: Path | None
     texts: dict[str, str]
     bar: Progress
     exports: dict[str, str]  # variables that the environment's fixes give the engine
+    running: running_server.Identity | None = None  # a server that already runs, where that is asked
+    draft: Path | None = None  # the drafter's checkpoint
+
+    @property
+    def label(self) -> str:
+        """What no other run has in its salts: a server that outlives a run may have its prompts in a cache."""
+        return "/".join(self.run.path.parts[-3:])  # an arm's folder is named like that of every such study
 
 
 @contextmanager
@@ -43,11 +64,12 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
     into it, right before the start.
     """
     run, recipe, engine = bench.run, bench.recipe, bench.engine
-    known = [int(p.name.split(".")[0]) for p in (run.path / "boots").glob("[0-9]*")]
-    number = 1 + max([*known, *(r["boot"] for r in read_lines(run.path / "records.jsonl"))], default=0)
+    number = _next(run)
     threads = machine.threads()
     told.update(server=one.id, threads=threads)
     started = _with_slots(bench, one)
+    adapted = _adapted(bench, one)
+    cidfile: list[Path | None] = []  # of the command that was started last
 
     def command(port: int, api_key: str) -> server.Command:
         launch = engine.launch(
@@ -59,22 +81,25 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             port=port,
             api_key=api_key,
             threads=threads,
+            draft=bench.draft,
         )
+        argv = engines.placed(launch, one)
         told.update(
-            command=[machine.shortened(a.replace(api_key, server.KEY)) for a in launch.argv],
-            adaptations=launch.adaptations,
+            command=[_shown(a.replace(api_key, server.KEY)) for a in argv],
+            adaptations=[*launch.adaptations, *adapted],
         )
+        cidfile.append(launch.cidfile)
         inherited = machine.minimal_environment()
         exports = fixes.exported(bench.exports, bench.environment, inherited)
-        return server.Command(launch.argv, {**inherited, **exports, **launch.env})
+        env = {**inherited, **exports, **launch.env}
+        return server.Command(argv, env, cleanup=[*launch.cleanup])
 
-    ready = warmup(bench, recipe.workloads[0], one.id, number)
-    ready = replace(ready, body={**ready.body, "max_tokens": 4})
-    watch = machine.Stopwatch()
-    if told.get("page_cache") == "evicted":
-        page_cache.evict(bench.weights)
-    elif told.get("page_cache") == "warm":
-        page_cache.bring_in(bench.weights)
+    ready = sign_of_life(bench, one.id, number)
+    watch = Stopwatch(watch_gpus=recipe.needs.gpu_count > 0)
+    change = {"evicted": page_cache.evict, "warm": page_cache.bring_in}.get(told.get("page_cache"))
+    for checkpoint in (bench.weights, bench.draft) if change else ():
+        if checkpoint is not None:
+            change(checkpoint)
     told["weights_cached_share"] = page_cache.resident_share(bench.weights)
     with server.boot(
         command,
@@ -84,17 +109,72 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
         status_file=run.path / "status.json",
         on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}"),
     ) as running:
+        running.answered = watch.look
+        # a container's server is no child of the command that was started
+        pid = running.pid if cidfile[-1] is None else containers.main_pid(cidfile[-1])
+        if one.numa_node is not None:
+            told["cpus_allowed"] = numa.allowed(pid)
+        if cidfile[-1] is not None:
+            running.startup["startup.port_s"] = None  # podman and docker open it before the server does
         told.update(startup=running.startup, started_at_ns=running.started_ns)
         run.write_json(f"boots/{number}.json", told)
         try:
             yield running
         finally:
             alive = running.ended() is None
-            told.update(machine=watch.reading(running.pid if alive else None))
+            told.update(machine=watch.reading(pid if alive else None))
             if alive:
                 log = running.log.read_text(errors="replace")
                 told.update(engine.observe(lambda path: call(running, path), log))
             run.write_json(f"boots/{number}.json", told)
+
+
+def _adapted(bench: Bench, one: Server) -> list[str]:
+    """What of a server's requests its engine gets otherwise than the recipe says."""
+    changes = getattr(bench.engine, "adapted", lambda workload: [])
+    return [sentence for w in bench.recipe.workloads if one.id in w.on for sentence in changes(w)]
+
+
+def _next(run: Run) -> int:
+    """The number of a run's next boot."""
+    known = [int(p.name.split(".")[0]) for p in (run.path / "boots").glob("[0-9]*")]
+    return 1 + max([*known, *(r["boot"] for r in read_lines(run.path / "records.jsonl"))], default=0)
+
+
+@contextmanager
+def attached(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[running_server.Running]:
+    """The server that already runs, as a boot; it is left as it was. Raises RunError when it is another one than
+    earlier in this run."""
+    run, url = bench.run, bench.run.parameters.server_url
+    number, before = _next(run), running_server.of(boots(run.path))
+    told.update(server=one.id, **running_server.told(url, bench.running), adaptations=_adapted(bench, one))
+    for name in ("model", "versions"):
+        if before is not None and before[name] != told[name]:
+            raise RunError(
+                f"{url} told {name} {before[name]} when this run began, and {told[name]} now; start a new run"
+            )
+    log = run.write_text(
+        f"boots/{number}.log", "This server was running already: its log is where it was started.\n"
+    )
+    running = running_server.Running(number, url, running_server.key(), log)
+    running_server.check(url, ask_one(running, sign_of_life(bench, one.id, number), timeout_s=120))
+    watch = Stopwatch(watch_gpus=told["here"] and bench.recipe.needs.gpu_count > 0)
+    running.answered = watch.look
+    told.update(started_at_ns=running.started_ns)
+    run.write_json(f"boots/{number}.json", told)
+    try:
+        yield running
+    finally:
+        if told["here"]:
+            told.update(machine=watch.reading(None))
+        told.update(bench.engine.observe(lambda path: call(running, path), ""))  # its log is not had
+        run.write_json(f"boots/{number}.json", told)
+
+
+def _shown(word: str) -> str:
+    """A word of a command without this machine's folders, also where one is mounted from."""
+    mounted = re.sub(r"(?<=,source=)[^,]+", lambda found: machine.shortened(found[0]), word)
+    return machine.shortened(mounted)
 
 
 def _with_slots(bench: Bench, one: Server) -> Server:
@@ -108,52 +188,72 @@ def _with_slots(bench: Bench, one: Server) -> Server:
 
 
 def warmup(bench: Bench, workload: Workload, server_id: str, number: int) -> Question:
-    """The workload's warm-up, which is no measured prompt."""
-    return question(
-        bench,
-        workload,
-        bench.texts[workload.warmup.sha256],
-        server=server_id,
-        boot=number,
-        case=workload.warmup.id,
-        warmup=True,
-    )
+    """The workload's warm-up, which is no measured prompt; answered without thinking where that can be chosen."""
+    if workload.thinking:  # warming up is done by the first tokens, whatever they say
+        workload = workload.model_copy(update={"thinking": False})
+    text = bench.texts[prompts.key(workload, workload.warmup)]
+    if workload.salted:
+        text = protocols.with_own_line(text, protocols.salt(bench.label, number, workload.id, time.time_ns()))
+    labels = {"server": server_id, "boot": number, "case": workload.warmup.id, "warmup": True}
+    return question(bench, workload, text, **labels)
 
 
-def question(bench: Bench, workload: Workload, text: str, **labels) -> Question:
-    """A workload's request for one prompt text: every sampling field sent, streamed, usage asked for."""
-    sampling = {k: v for k, v in workload.sampling.model_dump().items() if v is not None}
+def sign_of_life(bench: Bench, server_id: str, number: int) -> Question:
+    """The first workload's warm-up for four tokens: a server that answers it generates."""
+    asked = warmup(bench, bench.recipe.workloads[0], server_id, number)
+    return replace(asked, body={**asked.body, "max_tokens": 4})
+
+
+def question(bench: Bench, workload: Workload, text: str, *, repeat: int = 0, **labels) -> Question:
+    """A workload's request for one prompt text: every sampling field sent, streamed, usage asked for. Round
+    `repeat` has its own seed where the workload has several."""
+    sampling = workload.sampling.model_dump(exclude={"seeds"}, exclude_none=True)
+    if workload.sampling.seeds:
+        sampling["seed"] = workload.sampling.seeds[repeat]
     prompt = (
         {"messages": [{"role": "user", "content": text}]}
         if workload.endpoint == "/v1/chat/completions"
         else {"prompt": text}
     )
-    body = {"model": bench.recipe.id, **prompt, "max_tokens": workload.max_tokens, **sampling}
+    body = {
+        "model": bench.running.model if bench.running else bench.recipe.id,
+        **prompt,
+        "max_tokens": workload.max_tokens,
+        **sampling,
+    }
     if workload.ignore_eos:
         body["ignore_eos"] = True
+    if workload.thinking is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": workload.thinking}
     return Question(
         workload.endpoint,
         bench.engine.request(body, cache=workload.cache),
         workload=workload.id,
+        repeat=repeat,
         prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
         **labels,
     )
 
 
-def ask_one(running: server.Boot, asked: Question, timeout_s: float = 600) -> Record:
-    return ask(running.url, asked, api_key=running.api_key, timeout_s=timeout_s)
+def ask_one(running: server.Boot | running_server.Running, asked: Question, timeout_s: float = 600) -> Record:
+    record = ask(running.url, asked, api_key=running.api_key, timeout_s=timeout_s)
+    running.answered()
+    if isinstance(running, running_server.Running):  # the key is somebody's own, and not of one boot
+        return Record.model_validate_json(running.without_key(record.model_dump_json()))
+    return record
 
 
-def call(running: server.Boot, path: str, body: dict | None = None) -> Any:
+def call(running: server.Boot | running_server.Running, path: str, body: dict | None = None) -> Any:
     """A plain request to the server's API: parsed JSON, or the text that is none; None without a good answer."""
     with requests.Session() as session:
         session.trust_env = False  # a proxy variable must not catch loopback
-        session.headers["Authorization"] = f"Bearer {running.api_key}"
+        if running.api_key:
+            session.headers["Authorization"] = f"Bearer {running.api_key}"
         try:
             answer = (
                 session.get(running.url + path, timeout=30, allow_redirects=False)
                 if body is None
-                else session.post(running.url + path, json=body, timeout=30)
+                else session.post(running.url + path, json=body, timeout=30, allow_redirects=False)
             )
             if not answer.ok:
                 return None

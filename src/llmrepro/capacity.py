@@ -1,80 +1,160 @@
-"""When does the slower start pay: what a restart costs against what every request saves."""
+"""KV-cache arithmetic: bytes of a token and of a sequence, and how many tokens a memory holds.
 
-from collections.abc import Sequence
-from math import sqrt
-from statistics import covariance, fmean
-from typing import Literal, NamedTuple
+Pure functions of a checkpoint's shape. They are upper bounds: an engine pads pages and groups of layers, keeps
+a drafter's cache, and holds blocks back; what it printed stands beside them wherever they are shown.
+"""
 
-from scipy import stats
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple
 
-from llmrepro import intervals, ratios
-from llmrepro.intervals import LEVEL, Interval
+from llmrepro.shape import Attention, LinearAttention, Shape
 
-DAY_S = 86_400.0
+GIB = 2**30
+BLOCK_TOKENS = 16  # vLLM's on CUDA, unless told otherwise
+CONCURRENCY_WITHIN = 0.1  # of a printed concurrency, for it to tell one way of accounting from the other
+
+# Bytes of one element. ggml's quantized types store blocks of 32 with their scales (ggml-common.h): q8_0 is 32
+# bytes and an fp16 scale, q4_0 16 bytes and one, and so on.
+BYTES = {
+    **dict.fromkeys(("f32", "float32"), Fraction(4)),
+    **dict.fromkeys(("f16", "float16", "fp16", "half", "bf16", "bfloat16"), Fraction(2)),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), Fraction(1)),
+    "q8_0": Fraction(34, 32),
+    "q5_1": Fraction(24, 32),
+    "q5_0": Fraction(22, 32),
+    "q4_1": Fraction(20, 32),
+    **dict.fromkeys(("q4_0", "iq4_nl"), Fraction(18, 32)),
+}
 
 
-class BreakEven(NamedTuple):
-    """Which of two starts costs less of a day. Seconds, but for `requests`, a number of requests per restart.
+class Cache(NamedTuple):
+    """How an engine keeps a cache. The fields that a checkpoint's shape does not tell.
 
-    `slow` is the one whose start takes longer: `start_s` by how much, `saved_s` how much shorter its request is
-    (below nought: longer); `start_times` and `request_times` are its start and its request as multiples of the
-    other's. `found` is `pays` when it makes up for its start after `requests` of them, `never` when its request is
-    no shorter either, `open` when the interval of one of the multiples holds 1, or
-    there are too few boots for one.
+    `in_flight_tokens` are those that a windowed layer keeps besides its window, because a scheduled batch is only
+    let go of when it is done: vLLM's max_num_batched_tokens times the batches that run at once (two with
+    asynchronous scheduling), llama.cpp's --ubatch-size. `states` are the copies of a linear layer's state that a
+    sequence holds without speculation.
     """
 
-    found: Literal["pays", "never", "open"]
-    slow: Literal["a", "b"]
-    start_s: Interval
-    saved_s: Interval
-    start_times: Interval
-    request_times: Interval
-    requests: Interval | None
+    key_dtype: str = "bfloat16"
+    value_dtype: str = "bfloat16"
+    block_tokens: int = BLOCK_TOKENS
+    in_flight_tokens: int = 0
+    conv_dtype: str = "bfloat16"
+    state_dtype: str = "float32"
+    speculative_tokens: int = 0
+    states: int = 1
 
 
-def break_even(
-    start_a_s: Sequence[float],
-    start_b_s: Sequence[float],
-    request_a_s: Sequence[float],
-    request_b_s: Sequence[float],
-) -> BreakEven:
-    """When the slower start pays, from seconds to the first token and seconds per request, an entry per boot.
+BF16 = Cache()
 
-    The i-th boots of a and b are one pair. With S_a > S_b and R_a < R_b, a day of Q requests and K restarts costs
-    a less of its time when Q · (R_b − R_a) > K · (S_a − S_b): from (S_a − S_b) / (R_b − R_a) requests per restart
-    on. Requests are counted one at a time. The interval is Fieller's for a ratio of two means, paired (Fieller
-    1954, JRSS B 16(2):175); none below three pairs, nor where the seconds saved vary so much that it has no end.
-    Raises ValueError for no boots or for lists of unequal length.
+
+def element_bytes(dtype: str) -> Fraction:
+    """Bytes of one element of a KV cache. Raises ValueError for a type whose size is not known here."""
+    if dtype not in BYTES:
+        raise ValueError(f"no size is known for a KV cache of {dtype!r}; known are {', '.join(sorted(BYTES))}")
+    return BYTES[dtype]
+
+
+def layer_bytes_per_token(attention: Attention, cache: Cache = BF16) -> int:
+    """Bytes that one layer keeps of one token: kv_heads x (head_dim of keys + head_dim of values) x bytes.
+
+    vLLM's AttentionSpec.page_size_bytes over block_size; llama.cpp's n_embd_k_gqa and n_embd_v_gqa.
     """
-    if len({len(x) for x in (start_a_s, start_b_s, request_a_s, request_b_s)}) != 1:
-        raise ValueError("every boot needs its start and its request on both sides")
-    slow: Literal["a", "b"] = "a" if fmean(start_a_s) >= fmean(start_b_s) else "b"
-    starts = list(zip(start_a_s, start_b_s, strict=True))
-    requests = list(zip(request_a_s, request_b_s, strict=True))
-    if slow == "b":
-        starts, requests = [(b, a) for a, b in starts], [(b, a) for a, b in requests]
-    later, saved = [s - f for s, f in starts], [f - s for s, f in requests]
-    start_s, saved_s = intervals.of(later), intervals.of(saved)
-    times = ratios.of(starts), ratios.of(requests)
-    told = (slow, start_s, saved_s, *times)
-    if any(t.low is None or t.low <= 1 <= t.high for t in times):
-        return BreakEven("open", *told, None)
-    if saved_s.mean <= 0:
-        return BreakEven("never", *told, None)
-    return BreakEven("pays", *told, _fieller(later, saved))
+    values = attention.value_head_dim or attention.head_dim
+    keys = attention.head_dim * element_bytes(cache.key_dtype)
+    return ceil(attention.kv_heads * (keys + values * element_bytes(cache.value_dtype)))
 
 
-def _fieller(x: Sequence[float], y: Sequence[float]) -> Interval:
-    """mean(x) / mean(y) of pairs: the roots of (ȳ² − g·s_yy)θ² − 2(x̄ȳ − g·s_xy)θ + (x̄² − g·s_xx), g = t²/n.
+def bytes_per_token(shape: Shape, cache: Cache = BF16) -> int:
+    """Bytes of one token where every attention layer keeps it: the uniform accounting, layers x one layer's."""
+    return shape.attention.layers * layer_bytes_per_token(shape.attention, cache)
 
-    They are finite and enclose the ratio where y's own interval does not hold nought.
+
+def state_bytes(linear: LinearAttention, cache: Cache = BF16) -> int:
+    """Bytes of all linear layers' states for one sequence, however long it is.
+
+    A layer's state is a convolution window of (kernel - 1) x (2 x key_heads x key_dim + value_heads x value_dim)
+    and a matrix of value_heads x value_dim x key_dim. vLLM (MambaStateShapeCalculator.gated_delta_net_state_shape,
+    MambaSpec.max_memory_usage_bytes) keeps 1 + k of them under speculation of k tokens, each with a convolution
+    window that is k longer; llama.cpp (n_embd_r, n_embd_s) keeps both in float32.
     """
-    n, ratio = len(x), fmean(x) / fmean(y)
-    g = stats.t.ppf((1 + LEVEL) / 2, n - 1) ** 2 / n
-    square = fmean(y) ** 2 - g * covariance(y, y)
-    linear = fmean(x) * fmean(y) - g * covariance(x, y)
-    free = fmean(x) ** 2 - g * covariance(x, x)
-    if square <= 0:
-        return Interval(ratio, None, None, n)
-    root = sqrt(max(0.0, linear**2 - square * free))
-    return Interval(ratio, max(0.0, (linear - root) / square), (linear + root) / square, n)
+    channels = 2 * linear.key_heads * linear.key_head_dim + linear.value_heads * linear.value_head_dim
+    window = (linear.conv_kernel - 1 + cache.speculative_tokens) * channels * element_bytes(cache.conv_dtype)
+    matrix = linear.value_heads * linear.value_head_dim * linear.key_head_dim * element_bytes(cache.state_dtype)
+    return ceil(linear.layers * (cache.states + cache.speculative_tokens) * (window + matrix))
+
+
+def window_cap(attention: Attention, cache: Cache = BF16) -> int:
+    """Most tokens that a windowed layer keeps of one sequence, in whole blocks.
+
+    A chunk and what is in flight (vLLM's ChunkedLocalAttentionSpec); of a sliding window one token less, and one
+    block more, since a window need not begin with a block (SlidingWindowSpec). llama.cpp's llama_kv_cache_iswa
+    has window + ubatch for either, padded to 256: take it as chunked in blocks of 256.
+    """
+    sliding = attention.window == "sliding"
+    kept = attention.window_tokens - sliding + cache.in_flight_tokens
+    return (ceil(kept / cache.block_tokens) + sliding) * cache.block_tokens
+
+
+def sequence_bytes(shape: Shape, tokens: int, cache: Cache = BF16) -> int:
+    """Bytes that one sequence of so many tokens keeps: full layers all of them, windowed ones what their window
+    needs, linear ones their state. The hybrid accounting, of vLLM's hybrid KV cache manager."""
+    attention = shape.attention
+    whole = ceil(tokens / cache.block_tokens) * cache.block_tokens
+    kept = attention.full_layers * whole
+    if attention.windowed_layers:
+        kept += attention.windowed_layers * min(whole, window_cap(attention, cache))
+    state = state_bytes(shape.linear, cache) if shape.linear else 0
+    return kept * layer_bytes_per_token(attention, cache) + state
+
+
+def uniform_tokens(memory_bytes: float, shape: Shape, cache: Cache = BF16) -> int:
+    """Tokens that a memory holds where every attention layer keeps every token, in whole blocks.
+
+    vLLM without the hybrid manager. Linear layers' states are left out: they are a sequence's, not a token's.
+    """
+    return _floored(memory_bytes / bytes_per_token(shape, cache), cache)
+
+
+def hybrid_tokens(memory_bytes: float, shape: Shape, cache: Cache = BF16) -> int | None:
+    """Tokens of the one longest sequence that a memory holds by `sequence_bytes`, in whole blocks.
+
+    0 where not even its states fit; None where no length is too long (no layer keeps every token).
+    """
+    attention, layer = shape.attention, layer_bytes_per_token(shape.attention, cache)
+    room = memory_bytes - (state_bytes(shape.linear, cache) if shape.linear else 0)
+    if room <= 0:
+        return 0
+    if not attention.windowed_layers:
+        return _floored(room / layer / attention.full_layers, cache) if attention.full_layers else None
+    cap = window_cap(attention, cache)
+    if room < attention.layers * layer * cap:
+        return _floored(room / layer / attention.layers, cache)
+    if not attention.full_layers:
+        return None
+    return _floored((room / layer - attention.windowed_layers * cap) / attention.full_layers, cache)
+
+
+def concurrency(memory_bytes: float, shape: Shape, context_tokens: int, cache: Cache, *, hybrid: bool) -> float:
+    """Sequences of full length that fit, as vLLM's `Maximum concurrency for N tokens per request`."""
+    if hybrid:
+        return memory_bytes / sequence_bytes(shape, context_tokens, cache)
+    return uniform_tokens(memory_bytes, shape, cache) / context_tokens
+
+
+def accounting(printed: float, uniform: float, hybrid: tuple[float, float]) -> str | None:
+    """Which way an engine counts, by the concurrency it printed: `uniform`, `hybrid` or None (neither, or both).
+
+    `hybrid` is from the most to the fewest tokens in flight. Older vLLM (0.14, 0.27) prints as `KV cache size`
+    blocks over groups, which is the same number of tokens either way: only the concurrency tells.
+    """
+    low, high = min(hybrid) * (1 - CONCURRENCY_WITHIN), max(hybrid) * (1 + CONCURRENCY_WITHIN)
+    is_uniform = abs(printed / uniform - 1) <= CONCURRENCY_WITHIN
+    is_hybrid = low <= printed <= high
+    return None if is_uniform == is_hybrid else "uniform" if is_uniform else "hybrid"
+
+
+def _floored(tokens: float, cache: Cache) -> int:
+    return int(tokens // cache.block_tokens) * cache.block_tokens

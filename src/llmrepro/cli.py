@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import click
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from llmrepro import catalog, run_folder
+from llmrepro import catalog, run_folder, terms
 from llmrepro import run as runs
 from llmrepro import study as studies_
 from llmrepro.comparison import StudyParameters
-from llmrepro.parameters import Parameters, checked
+from llmrepro.parameters import Parameters, checked, resolved, settled
 from llmrepro.recipe import RecipeError, json_schema
 
 COMPARED = "compare.ipynb"
@@ -36,17 +37,12 @@ def main() -> None:
 
 @main.command("list")
 def list_() -> None:
-    """The recipes of this kit, and its studies, which compare them."""
-    faults = []
-    for name, load in (
-        *((i, catalog.load) for i in catalog.ids()),
-        *((i, catalog.load_study) for i in catalog.studies()),
-    ):
-        try:
-            kind = "study, for compare: " if load is catalog.load_study else ""
-            click.echo(f"{name:<40} {kind}{load(name).title}")
-        except RecipeError as error:
-            faults.append(str(error))
+    """The recipes of this kit and its studies: what each needs, and what runs here or why not."""
+    from llmrepro import listing
+
+    faults: list[str] = []
+    for line in listing.lines(faults):
+        click.echo(line)
     if faults:
         raise click.ClickException("\n".join(faults))
 
@@ -103,8 +99,9 @@ def _is_text(model: type[BaseModel], name: str) -> bool:
 
 @main.command()
 @click.argument("recipe", required=False)
+@click.option("--dry-run", is_flag=True, help="only show every command that a run executes here; nothing is run")
 @_options(Parameters, "recipe")
-def run(recipe: str | None, **options) -> None:
+def run(recipe: str | None, dry_run: bool, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is.
 
     RECIPE is an id of `llmrepro list` (the first when it is left out) or the path of a recipe.json. Values
@@ -118,6 +115,8 @@ def run(recipe: str | None, **options) -> None:
 
     with _sentences():
         given = _given(Parameters, options) | ({"recipe": recipe} if recipe else {})
+        if dry_run:
+            return _dry_run(checked(given))
         new = runs.create(checked(given))
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
@@ -130,6 +129,25 @@ def run(recipe: str | None, **options) -> None:
         code = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)})
         code = _end(path, code)
     sys.exit(code)
+
+
+def _dry_run(params: Parameters) -> None:
+    from llmrepro import commands, machine, requirements
+
+    if params.resume is not None:
+        raise run_folder.RunError("a dry run shows what a new run would do; leave --resume out")
+    committed = catalog.load(params.recipe)
+    params = settled(committed, params)
+    recipe = resolved(committed, params)
+    cache = machine.cache_dir()
+    missing = (
+        [] if params.server_url else requirements.lacks(requirements.of(recipe), machine.describe(cache), cache)
+    )
+    click.echo(f"# {recipe.id}: {recipe.title}")
+    told = f"does not run here, where a run shows what is published: it {'; '.join(missing)}"
+    click.echo(f"# It {told if missing else 'runs here'}.")
+    for line in commands.lines(commands.of(recipe, params, catalog.path_of(params.recipe).parent)):
+        click.echo(line)
 
 
 @main.command()
@@ -193,9 +211,15 @@ def _end(path: Path, code: int) -> int:
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")
     if status["outcome"] in {"completed", "lacking"} and (path / "report.html").exists():
-        verdicts, left_out = _verdicts(path)
-        for flag in run_folder.read_json(path / "result.json")["flags"]:
+        result = run_folder.read_json(path / "result.json")
+        judged = [*result.get("verdicts", []), *result["comparisons"]]
+        for flag in result["flags"]:
             click.echo(f"  {'mind':<16} {flag}")
+        if status["outcome"] == "lacking" and all(v["word"] == "not_evaluated" for v in judged):
+            click.echo(f"  {len(judged)} claims, in the report as published: nothing was measured here")
+            verdicts, left_out = [], 0
+        else:
+            verdicts, left_out = _verdicts(path)
         for verdict in verdicts:
             click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
         if left_out:
@@ -230,6 +254,66 @@ def _report(folder: Path) -> Path:
 
     with _sentences():
         return made.write(folder)
+
+
+@main.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--recipe", help="a recipe whose claims are shown beside the numbers: id, or path of a recipe.json")
+@click.option("--server", help="which of the recipe's servers was asked")
+@click.option("--map", "suites", multiple=True, metavar="SUITE=WORKLOAD", help="which suite is which workload")
+@click.option("--runs-dir", help="where folders go; None: runs/ of the project")
+def import_(file: Path, recipe: str | None, server: str | None, suites: tuple[str, ...], runs_dir: str | None):
+    """Read per-request numbers that somebody else measured, a CSV FILE or JSON lines, into a folder with a page.
+
+    A row is a request: suite, case, repeat, prompt_tokens, completion_tokens, ttft_s, total_s, max_tokens. All of
+    it is labelled imported; no claim is judged by it, since nothing was measured here.
+    """
+    from llmrepro import imported, pairing, receipt_results
+
+    with _sentences():
+        pairs = [pair.partition("=") for pair in suites]
+        if wrong := [suite for suite, sign, workload in pairs if not (suite and sign and workload)]:
+            raise run_folder.RunError(f"--map {wrong[0]!r} is not of the form suite=workload")
+        path = imported.create(file, recipe, server, {suite: workload for suite, _, workload in pairs}, runs_dir)
+        found = imported.read(path)
+        click.echo(f"{file.name} → {path}")
+        click.echo(f"{found.status['outcome']}: {found.status['reason']}")
+        told = imported.summary(found)
+        if told:
+            names = pairing.of_suite(receipt_results.PER_SUITE[0])
+            click.echo(f"decode speed in tok/s as {' / '.join(terms.STATISTICS[name] for name in names)}:")
+        for suite, speeds in told:
+            click.echo(f"  {suite:<16} {speeds}")
+        for flag in found.result["flags"]:
+            click.echo(f"  {'mind':<16} {flag}")
+        for verdict in found.result["verdicts"]:
+            click.echo(f"  {verdict['claim']:<30} {verdict['reason']}")
+        for names, why in found.result["untold"]:
+            click.echo(f"  {'untold':<16} {', '.join(names)}: {why}")
+        click.echo(f"report: {_report(path)}")
+
+
+@main.command()
+@click.argument("recipe")
+@click.option("--to", type=click.Path(path_type=Path), help="a new folder; None: one named by its id, below here")
+@click.option("--claims-from", type=click.Path(path_type=Path), help="a run folder whose values become the claims")
+def new(recipe: str, to: Path | None, claims_from: Path | None) -> None:
+    """Copy RECIPE for this machine: its engine, prompts and claims, with this machine's needs and conditions.
+
+    RECIPE is an id of `llmrepro list` or the path of a recipe.json. Nothing is overwritten, installed or measured.
+    """
+    from llmrepro import adoption
+
+    with _sentences():
+        made = adoption.adopt(recipe, to, claims_from)
+    click.echo(f"{made.recipe.id} → {made.folder}")
+    click.echo(f"wrote {', '.join(made.files)}")
+    for change in made.changes:
+        click.echo(f"  {change}")
+    click.echo(f"Edit first, in {made.folder / 'recipe.json'}:")
+    for line in made.edit_first:
+        click.echo(f"  {line}")
+    click.echo(f"Then: {shlex.join(['llmrepro', 'run', str(made.folder), '--trust'])}")
 
 
 @main.command()

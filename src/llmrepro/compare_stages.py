@@ -75,21 +75,29 @@ def machine(compared: StudyRun) -> None:
     with compared.stage("machine"):
         if compared.parameters.runs:
             return
+        known = compared.path / "machine.json"
+        earlier = run_folder.read_json(known) if known.exists() else {}
         facts = machine_.describe(machine_.cache_dir())
-        compared.write_json("machine.json", facts)
-        rows = []
+        rows, on_cpu = [], False
         for arm, run in compared.arms.items():
             with run.stage("machine"):
                 run.write_json("machine.json", facts)
-                rows.append((f"arm {arm}", "; ".join(stages.lacks(run)) or "can run here"))
-        table("This machine", [("processor", str(facts["cpu"]["model"])), ("system", facts["os"]["name"]), *rows])
+                lacking = stages.lacks(run)
+                on_cpu |= not lacking and not run.recipe.needs.gpu_count
+                rows.append((f"arm {arm}", "; ".join(lacking) or "can run here"))
+        if on_cpu:
+            facts["memory"] |= machine_.measured_bandwidth(earlier)
+        for one in (compared, *compared.arms.values()):
+            one.write_json("machine.json", facts)
+        table("This machine", [*machine_.told(facts), *rows])
 
 
 def prepare(compared: StudyRun) -> None:
     """Every arm's environment and weights, built or found, each checked; not of arms that cannot run here."""
     with compared.stage("prepare"):
         if not compared.parameters.runs:
-            for run in compared.arms.values():
+            for arm, run in compared.arms.items():
+                print(f"arm {arm}", flush=True)
                 stages.prepare(run)
 
 
@@ -140,7 +148,8 @@ def results(compared: StudyRun) -> None:
                     run.write_json("result.json", results_.compute(run.path))
         result = study_results.compute(compared.path)
         compared.write_json("result.json", result)
-        table("Claims", [("differ in", result["line"]), *stages.verdicts(result)])
+        nothing = not compared.parameters.runs and all(map(stages.lacks, compared.arms.values()))
+        table("Claims", [("differ in", result["line"]), *stages.verdicts(result, nothing)])
 
 
 def charts(compared: StudyRun) -> None:
@@ -171,8 +180,13 @@ def finish(compared: StudyRun) -> None:
             stages.finish(run)
         ends[arm] = run_folder.status(run.path, page=False)
     for outcome, stage in (("stopped", "measure"), ("lacking", "report")):
-        said = [f"{arm}: {end['reason']}" for arm, end in ends.items() if end["outcome"] == outcome]
-        if said:
+        ended = {arm: end for arm, end in ends.items() if end["outcome"] == outcome}
+        if ended:
+            said = (
+                _lacking({arm: compared.arms[arm] for arm in ended})
+                if outcome == "lacking"
+                else [f"{arm}: {end['reason']}" for arm, end in ended.items()]
+            )
             more = (
                 {
                     "stopped_by": "person",
@@ -184,3 +198,12 @@ def finish(compared: StudyRun) -> None:
             compared.set_status(outcome, stage, reason="; ".join(said), **more)
             return
     compared.set_status("completed", "report")
+
+
+def _lacking(arms: dict[str, Run]) -> list[str]:
+    """What is missing, each thing once, with the arms that need it."""
+    needed: dict[str, list[str]] = {}
+    for arm, run in arms.items():
+        for sentence in stages.lacks(run):
+            needed.setdefault(sentence, []).append(arm)
+    return [f"{' and '.join(names)}: {sentence}" for sentence, names in needed.items()]

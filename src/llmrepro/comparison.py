@@ -102,8 +102,9 @@ def create(params: StudyParameters) -> StudyRun:
 
 
 KEPT = (
-    *("status.json", "recipe.json", "recipe.committed.json", "parameters.json", "prompts.json", "machine.json"),
-    *("weights.json", "environment.json", "engine-freeze.txt", "records.jsonl", "boots/*.json"),
+    *("status.json", "recipe.json", "recipe.committed.json", "parameters.json", "machine.json"),
+    *("prompts.json", "published_prompts.json"),
+    *("weights.json", "environment.json", "engine-freeze.txt", "commands.txt", "records.jsonl", "boots/*.json"),
 )
 
 

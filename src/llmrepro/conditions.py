@@ -1,51 +1,124 @@
 """What two measurements must share: published against here. Each is equal, differs, unknown here, unstated."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from llmrepro.claim import Conditions
+from llmrepro import prompts
+from llmrepro.claim import Claim, Conditions, Side
+from llmrepro.gpus import power_limit_command
+from llmrepro.matching import same
+from llmrepro.notation import number
 from llmrepro.recipe import Recipe
 
 Relation = Literal["equal", "differs", "unknown_here", "unstated_there"]
+NOTED = ("threads", "fixes", "adaptations", "load_1min", "steal_share")  # told of every run
 
 
 class Condition(NamedTuple):
+    """`name` is one of terms.CONDITIONS, or the dotted path of a setting of the recipe. `server` is None where it
+    concerns them all; `remedy` is the command that would make it equal, where there is one."""
+
     name: str
     deciding: bool
     published: str | int | float | bool | None
     here: str | int | float | bool | None
     relation: Relation
+    server: str | None = None
+    remedy: str | None = None
 
 
-def compare(committed: Recipe, resolved: Recipe, here: dict) -> list[Condition]:
-    """Conditions of a run. `here` are facts found: `weights_sha256`, `engine_version`, and any name that the
-    recipe's own conditions use. What a run changed against the committed recipe is a deciding condition.
+def compare(
+    committed: Recipe, resolved: Recipe, here: Mapping, servers: Mapping[str, Mapping] | None = None
+) -> list[Condition]:
+    """Conditions of a run. `here` are facts found, by the names that recipes' conditions use (facts.py), `servers`
+    those of its servers that are not the same for all. What a run changed against the committed recipe is a
+    deciding condition; so is which text of a prompt was asked.
     """
-    found = [
-        condition("weights sha256", True, committed.model.files[0].sha256, here.get("weights_sha256")),
-        condition("engine version", True, committed.engine.version, here.get("engine_version")),
-    ]
-    found += stated(committed.conditions, here)
+    bound = committed.conditions
+    given = {**bound.deciding, **bound.noted}
+    found = []
+    if "weights_sha256" not in given:
+        found.append(condition("weights_sha256", True, _weights(committed), here.get("weights_sha256")))
+    if not {"engine_version", "engine_commit"} & set(given):
+        found.append(condition("engine_version", True, committed.engine.version, here.get("engine_version")))
+    found += stated(bound, here, servers, also=[committed.model.repo, *committed.model.also_named])
+    found += _prompts(committed, here.get("prompts"))
     found += [
-        condition(path, True, was, now)
+        Condition(path, True, *("not set" if v is None else v for v in (was, now)), "differs")
         for path, was, now in _differences(
             json.loads(committed.model_dump_json()), json.loads(resolved.model_dump_json())
         )
     ]
-    noted = ("threads", "fixes", "adaptations", "load_1min", "steal_share")
-    return found + [condition(name, False, None, here[name]) for name in noted if here.get(name) is not None]
-
-
-def stated(bound: Conditions, here: dict) -> list[Condition]:
-    """The conditions that a claim itself is bound to, against what was found here by the same names."""
-    return [
-        condition(name, deciding, value, here.get(name))
-        for deciding, values in ((True, bound.deciding), (False, bound.noted))
-        for name, value in values.items()
+    return found + [
+        condition(name, False, None, here[name])
+        for name in NOTED
+        if name not in given and here.get(name) is not None
     ]
 
 
-def condition(name: str, deciding: bool, published, here) -> Condition:
+def stated(
+    bound: Conditions, here: Mapping, servers: Mapping[str, Mapping] | None = None, also: Iterable[str] = ()
+) -> list[Condition]:
+    """Conditions that something published is bound to, against what was found here by the same names. A fact that
+    the servers do not share is one condition of each. `also` are further names of the weights' repository."""
+    return [
+        _finished(condition(name, deciding, value, facts.get(name), server), facts, also)
+        for deciding, values in ((True, bound.deciding), (False, bound.noted))
+        for name, value in values.items()
+        for server, facts in _holders(name, here, servers or {})
+    ]
+
+
+def of_claim(
+    claim: Claim, found: list[Condition], here: Mapping, servers: Mapping[str, Mapping] | None = None
+) -> list[Condition]:
+    """A run's conditions as they bear on one claim: what it is bound to itself stands in place of the recipe's."""
+    servers = servers or {}
+    if claim.server in servers:
+        here, servers = {**here, **servers[claim.server]}, {}
+    names = {*claim.conditions.deciding, *claim.conditions.noted}
+    kept = [c for c in concerning(found, claim) if c.name not in names]
+    return kept + concerning(stated(claim.conditions, here, servers), claim)
+
+
+def concerning(conditions: Iterable[Condition], about: Claim | Side) -> list[Condition]:
+    """Those that bear on a claim, or on a side of a comparison: a setting of another workload or server
+    (`workloads.chat.…`) changes nothing for it."""
+    return [c for c in conditions if _concerns(c, about)]
+
+
+def differing(conditions: Iterable[Condition]) -> list[Condition]:
+    """Those that bar a verdict."""
+    return [c for c in conditions if c.deciding and c.relation == "differs"]
+
+
+def named(conditions: Iterable[Condition]) -> str:
+    """Each with what was published and what is here; of a power limit the command that sets it."""
+    return "; ".join(
+        f"{label(c)}: published {_text(c.published)}, here {_text(c.here)}"
+        + (f" (set it with `{c.remedy}` and run again)" if c.remedy else "")
+        for c in conditions
+    )
+
+
+def label(found: Condition) -> str:
+    return found.name.replace("_", " ") + (f" ({found.server})" if found.server else "")
+
+
+def counted(conditions: Iterable[Condition]) -> str:
+    """How many deciding conditions nobody can hold against each other, as the end of a sentence; "" for none."""
+    deciding = [c.relation for c in conditions if c.deciding]
+    unstated, unknown = deciding.count("unstated_there"), deciding.count("unknown_here")
+    said = [
+        f"{n} condition{'s' if n > 1 else ''} {what}"
+        for n, what in ((unstated, "unstated by the publication"), (unknown, "not observable here"))
+        if n
+    ]
+    return "; " + ", ".join(said) if said else ""
+
+
+def condition(name: str, deciding: bool, published, here, server: str | None = None) -> Condition:
     """One condition with its relation; None is unstated there, or unknown here."""
     relation = (
         "unstated_there"
@@ -53,10 +126,75 @@ def condition(name: str, deciding: bool, published, here) -> Condition:
         else "unknown_here"
         if here is None
         else "equal"
-        if published == here
+        if same(name, published, here)
         else "differs"
     )
-    return Condition(name, deciding, published, here, relation)
+    return Condition(name, deciding, published, here, relation, server)
+
+
+def _finished(found: Condition, facts: Mapping, also: Iterable[str]) -> Condition:
+    """The weights' repository, equal under every name that the recipe gives it; a power limit with the command
+    that sets it."""
+    if found.relation != "differs":
+        return found
+    names = {name.lower() for name in also}
+    if found.name == "weights_repo" and {str(found.published).lower(), str(found.here).lower()} <= names:
+        return found._replace(relation="equal")
+    if found.name == "gpu_power_limit_w" and isinstance(found.published, int | float):
+        cards = facts.get("gpu_indexes") or [0]
+        return found._replace(remedy="; ".join(power_limit_command(i, found.published) for i in cards))
+    return found
+
+
+def _holders(name: str, here: Mapping, servers: Mapping[str, Mapping]) -> list[tuple[str | None, Mapping]]:
+    """(server, facts) for each of a fact's values: one for all servers where they agree."""
+    values = {str(facts.get(name)) for facts in servers.values() if name in facts}
+    if len(values) < 2:
+        return [(None, here)]
+    return [(server, facts) for server, facts in servers.items() if name in facts]
+
+
+def _weights(recipe: Recipe) -> str | None:
+    """The published hash, of several files all of them in order; None where one is not published."""
+    known = [f.sha256 for f in recipe.model.files]
+    return None if None in known else " ".join(known)
+
+
+def _prompts(recipe: Recipe, asked: Mapping[str, str] | None) -> list[Condition]:
+    """Of each workload whose prompts a publication has: whether its own texts were asked, or this kit's."""
+    theirs = prompts.published(recipe)
+    ours = {name: prompt.sha256 for name, prompt in prompts.every(recipe)}
+    found = []
+    for workload in recipe.workloads:
+        measured = [*workload.prompts, *([workload.text] if workload.text else [])]
+        names = {prompts.key(workload, p): p.id for p in measured if prompts.key(workload, p) in theirs}
+        other = [
+            name
+            for key, name in names.items()
+            if asked is not None
+            and (asked.get(key) != theirs[key] if theirs[key] else asked.get(key) == ours[key])
+        ]
+        if names:
+            whole = "the publication's texts"
+            here = None if asked is None else f"texts of this kit for {', '.join(other)}" if other else whole
+            found.append(condition(f"workloads.{workload.id}.prompt", True, whole, here))
+    return found
+
+
+def _concerns(found: Condition, about: Claim | Side) -> bool:
+    if found.server is not None and about.server not in (None, found.server):
+        return False
+    part, _, rest = found.name.partition(".")
+    if not rest:
+        return True
+    if part in ("claims", "comparisons"):  # one that a run rewrote is not the published one
+        return part == "claims" and rest.partition(".")[0] == getattr(about, "id", None)
+    own = {"workloads": about.workload, "servers": about.server}.get(part, ...)
+    return own is ... or (own is None and part == "servers") or own == rest.partition(".")[0]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else number(value)
 
 
 def _differences(was, now, path: str = "") -> list[tuple]:
@@ -66,7 +204,7 @@ def _differences(was, now, path: str = "") -> list[tuple]:
         return [
             d
             for k in keys
-            if k not in _FREE
+            if k not in _FREE and (path or k not in _FREE_ABOVE)
             for d in _differences(was.get(k), now.get(k), f"{path}.{k}".lstrip("."))
         ]
     if isinstance(was, list) and isinstance(now, list) and any(isinstance(x, dict) and "id" in x for x in was):
@@ -78,7 +216,5 @@ def _differences(was, now, path: str = "") -> list[tuple]:
 
 
 # What a run may choose freely: more or fewer rounds is n, not another measurement; words are not settings.
-_FREE = {
-    *("claims", "comparisons", "needs", "title", "question", "source", "schema_"),
-    *("repeats", "boots", "profiles"),
-}
+_FREE = {"title", "repeats", "boots", "profiles"}
+_FREE_ABOVE = {"needs", "question", "source", "schema_", "safety", "out_of_scope"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from llmrepro.model import Model
 from llmrepro.notation import number
 from llmrepro.recipe import Recipe
 from llmrepro.workload import Workload
@@ -43,7 +44,7 @@ def between(arms: Mapping[str, Setup]) -> list[Difference]:
     """Everything known of every arm that is not the same in all of them."""
     told = [
         ("weights", {a: _weights(s) for a, s in arms.items()}),
-        ("checkpoint", {a: s.recipe.model.files[0].sha256[:12] for a, s in arms.items()}),
+        ("checkpoint", {a: _checkpoint(s.recipe.model) for a, s in arms.items()}),
         *((LABELS.get(n, n.replace("_", " ")), v) for n, v in _settings(arms).items()),
         *_arguments({a: s.recipe for a, s in arms.items()}),
         *_asked({a: s.recipe for a, s in arms.items()}),
@@ -68,7 +69,8 @@ def line(arms: Mapping[str, Setup], stated: list[str]) -> str:
 
     `stated` is what the study's author says on top of what can be seen.
     """
-    found = [f"{d.name} {' against '.join(d.values.values())}" for d in between(arms)] + stated
+    found = [f"{d.name} {' against '.join(d.values.values())}" for d in between(arms)]
+    found += [text.rstrip(".") for text in stated]
     engines = list(dict.fromkeys(f"{s.recipe.engine.name} {s.recipe.engine.version}" for s in arms.values()))
     names = " against ".join(arms)
     if len(engines) > 1 and found:
@@ -87,10 +89,19 @@ def _weights(setup: Setup) -> str:
         return f"{_short(model.convert.dtype)} ({model.convert.format}, converted)"
     if model.format == "gguf":
         told = _effective(setup).get("quantization")
-        named = re.search(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32)\.gguf$", PurePosixPath(model.files[0].path).name)
+        file = PurePosixPath(model.files[0].path).name  # of one in parts: name-Q6_K-00001-of-00003.gguf
+        named = re.search(r"[.*-]((?:I?Q\d\w*)|BF16|F16|F32)(-[^.]*)?\.gguf$", file)
         return f"{told or (named[1] if named else 'of unknown quantization')} (gguf)"
     dtype = _effective(setup).get("dtype")
     return f"{_short(dtype)} ({model.format})" if dtype else model.format
+
+
+def _checkpoint(model: Model) -> str:
+    """Which published files the weights are of: by hash where that is pinned, else by where they lie."""
+    first = model.files[0].sha256
+    if first:
+        return first[:12]
+    return f"{model.repo} {model.revision[:12] if model.revision else 'at a revision not stated'}"
 
 
 def _short(dtype: str) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from llmrepro import catalog, engines, environment, fixes, machine
+from llmrepro import catalog, containers, engines, environment, fixes, gpus, machine, requirements
 from llmrepro.install import Fix
 from llmrepro.recipe import Needs, Recipe, RecipeError
 
@@ -28,13 +28,16 @@ def examine(name: str, cache: Path | None = None) -> list[Check]:
         ]
     cache = cache or machine.cache_dir()
     facts = machine.describe(cache)
-    hardware = machine.lacks(recipe.needs.model_copy(update={"commands": []}), facts, cache)
-    commands = machine.lacks(Needs(commands=recipe.needs.commands), facts, cache)
+    needs = requirements.of(recipe)
+    hardware = requirements.lacks(needs.model_copy(update={"commands": []}), facts, cache)
+    commands = requirements.lacks(Needs(commands=needs.commands), facts, cache)
     checks = [
         Check("recipe", "read, with the texts of its prompts"),
-        Check("needs", _needs(recipe.needs)),
+        Check("needs", requirements.told(needs)),
         Check("here", "; ".join(hardware) or "this machine has that; the recipe runs live"),
         *(Check("command", sentence, "install it, then run doctor again") for sentence in commands),
+        *_gpus(needs, facts),
+        *_tools(recipe),
         *_environment(recipe, catalog.path_of(name).parent / "engine.lock", cache),
     ]
     if hardware:
@@ -42,21 +45,34 @@ def examine(name: str, cache: Path | None = None) -> list[Check]:
     return checks
 
 
-def _needs(needs: Needs) -> str:
-    parts = [
-        " or ".join(needs.architectures),
-        f"{needs.memory_gib:g} GiB of memory" if needs.memory_gib else "",
-        f"{needs.disk_gib:g} GiB of disk" if needs.disk_gib else "",
-        f"a GPU with {needs.vram_gib:g} GiB" if needs.vram_gib else "",
-        f"compute capability {needs.compute_capability}" if needs.compute_capability else "",
-        *(f"the command {command}" for command in needs.commands),
-        f"about {needs.minutes:g} minutes",
-    ]
-    return ", ".join(part for part in parts if part)
+def _gpus(needs: Needs, facts: dict) -> list[Check]:
+    """Each GPU, for a recipe that needs one; a power limit that is not the published one is told by its run."""
+    return [Check("GPU", gpus.line(gpu)) for gpu in facts["gpus"] or []] if needs.gpu_count else []
+
+
+def _tools(recipe: Recipe) -> list[Check]:
+    """What builds an engine from checkouts, or runs its container. Which of a build's programs are missing is
+    told by `command`."""
+    install = recipe.engine.install
+    if install.kind == "container":
+        try:
+            runtime = containers.find()
+        except containers.ContainerFailure as failure:
+            return [Check("container", failure.found, failure.next_step)]
+        return [Check("container", f"{runtime.path}, {runtime.name} {runtime.version}")]
+    if install.kind != "git":
+        return []
+    wanted = ["git", *(["nvcc"] if "ARCH" in install.build else [])]
+    return [Check(name, path) for name in wanted if (path := requirements.which(name))]
 
 
 def _environment(recipe: Recipe, lock: Path, cache: Path) -> list[Check]:
     engine = recipe.engine
+    if engine.install.kind == "container":
+        return [Check("environment", f"the image {engine.install.container.image}")]
+    if engine.install.kind == "git" and not lock.exists():
+        sources = ", ".join(f"{c.repo} at {c.commit[:12]}" for c in engine.install.checkouts)
+        return [Check("environment", f"built from {sources} by `llmrepro run {recipe.id}`")]
     try:
         python = environment.interpreter(engine.install.python)
         place = environment.place_of(engine, lock, cache)
@@ -105,6 +121,7 @@ def _arguments(recipe: Recipe, place: Path) -> list[Check]:
                 port=1,
                 api_key="none",
                 threads=machine.threads(),
+                draft=Path("draft") if recipe.model.draft else None,
             )
         except engines.EngineError as error:
             checks.append(Check(f"server {server.id}", str(error), "mend its `args` in the recipe, as told above"))

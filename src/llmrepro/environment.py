@@ -21,7 +21,7 @@ from pathlib import Path
 
 import uv
 
-from llmrepro import contents, engines, fixes, installation, machine
+from llmrepro import containers, contents, engines, fixes, installation, machine, processor
 from llmrepro.install import Engine
 from llmrepro.installation import EnvironmentFailure, plain_environment
 from llmrepro.progress import Progress
@@ -55,15 +55,12 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
     """The environment of an engine: reused when complete and unchanged, else built. `log` gets every tool's
     output. Raises EnvironmentFailure.
     """
+    if engine.install.kind == "container":
+        return _of_image(engine, log, cache)
     python = _usable(engine, lock)
     place = _place(engine, lock, python, cache)
     key = place.name
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFailure(
-            f"the cache folder cannot be written: {error}", next_step="name another in LLMREPRO_CACHE"
-        ) from None
+    _make_room(place)
     with locked(place.with_suffix(".lock")) as held:
         found = complete(place, engine)
         if found is not None:
@@ -84,10 +81,64 @@ def prepare(engine: Engine, lock: Path, log: Path, cache: Path | None = None) ->
         return _environment(place, engine, told, told["seconds"])
 
 
+def _make_room(place: Path) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"the cache folder cannot be written: {error}", next_step="name another in LLMREPRO_CACHE"
+        ) from None
+
+
+def _of_image(engine: Engine, log: Path, cache: Path | None) -> Environment:
+    """The environment of an image: a folder that says what was pulled and by what. It needs no lock."""
+    if engine.fixes:
+        raise EnvironmentFailure(
+            "the engine is an image, and a fix would make another one of it",
+            next_step="take the fixes out of the recipe, or pin an image that has them",
+        )
+    place = place_of(engine, Path(), cache)
+    _make_room(place)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    with locked(place.with_suffix(".lock")) as held, Progress("image", 100) as bar:
+        step = installation.Steps(log, bar, held, place.parent.parent)
+        pulled_s = []
+
+        def pull(argv: list[str]) -> str | None:
+            began, start = log.stat().st_size, time.monotonic()
+            try:
+                step(argv, "pull")
+            except EnvironmentFailure:
+                return log.read_bytes()[began:].decode(errors="replace")
+            pulled_s.append(round(time.monotonic() - start, 1))
+            return None
+
+        try:
+            told = containers.prepare(containers.find(), engine.install.container, place, pull)
+        except containers.ContainerFailure as failure:
+            raise EnvironmentFailure(failure.found, next_step=failure.next_step) from None
+        step.say(f"# {json.dumps(told)}" + ("" if pulled_s else ", here already"))
+        bar.to(100, "done")
+        return _image_environment(place, told, *pulled_s)
+
+
+def _image_environment(place: Path, told: dict, seconds: float = 0.0) -> Environment:
+    freeze = f"{told['image']}  # {told['name']} {told['version']}, image id {told['image_id']}\n"
+    return Environment(place, place.name, freeze, seconds)
+
+
 def place_of(engine: Engine, lock: Path, cache: Path | None = None) -> Path:
     """Where `prepare` has an engine's environment, there or not. Raises EnvironmentFailure when it could not be
-    built: a lock that is missing or holds more than pins, a Python that is not here.
+    built: a lock that is missing or holds more than pins, a Python that is not here, no podman and no docker.
     """
+    if engine.install.kind == "container":
+        try:
+            decides = [containers.find().path, engine.install.container.image, RECIPE_OF_BUILD]
+        except containers.ContainerFailure as failure:
+            raise EnvironmentFailure(failure.found, next_step=failure.next_step) from None
+        key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+        return (cache or machine.cache_dir()) / "environments" / key
     return _place(engine, lock, _usable(engine, lock), cache)
 
 
@@ -99,12 +150,24 @@ def _usable(engine: Engine, lock: Path) -> Path:
             next_step="restore it, or make it beside engine.in with `uv pip compile --universal --generate-hashes "
             "engine.in -o engine.lock`",
         )
-    _checked(lock)
+    for one in (lock, *_overlays(engine, lock)):
+        _checked(one)
     return interpreter(engine.install.python)
 
 
 def _place(engine: Engine, lock: Path, python: Path, cache: Path | None) -> Path:
     return (cache or machine.cache_dir()) / "environments" / key_of(engine, lock, python)
+
+
+def _overlays(engine: Engine, lock: Path) -> list[Path]:
+    """The locks of fixes, which lie beside the engine's. Raises EnvironmentFailure when one is missing."""
+    found = [lock.parent / fix.lock for fix in engine.fixes if fix.lock is not None]
+    for one in found:
+        if not one.is_file():
+            raise EnvironmentFailure(
+                f"{one} is missing, and a fix of {engine.name} installs it", next_step="restore it"
+            )
+    return found
 
 
 def key_of(engine: Engine, lock: Path, python: Path) -> str:
@@ -117,13 +180,25 @@ def key_of(engine: Engine, lock: Path, python: Path) -> str:
         "python": version.stdout.strip(),
         "platform": sysconfig.get_platform(),
         "libc": platform.libc_ver(),
-        "fixes": [f.model_dump(mode="json") for f in engine.fixes],
-        "install": engine.install.model_dump(mode="json"),
+        # what a recipe leaves at its default decides nothing: a field that a later kit adds changes no key
+        "fixes": [f.model_dump(mode="json", exclude_defaults=True) for f in engine.fixes],
+        "laid_over": [hashlib.sha256(other.read_bytes()).hexdigest() for other in _overlays(engine, lock)],
+        "install": engine.install.model_dump(mode="json", exclude_defaults=True),
         "steps": RECIPE_OF_BUILD,
     }
-    if engine.install.kind == "sdist":  # built for the very CPU it is built on
-        decides["cpu"] = machine.describe(Path("/"))["cpu"]["model"]
+    if engine.install.kind in ("sdist", "git"):  # built for the very CPU it is built on
+        decides["cpu"] = processor.model()
+        decides |= _toolchain(engine)
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _toolchain(engine: Engine) -> dict[str, str]:
+    """What of this machine decides what a build makes, beside its CPU. Raises EnvironmentFailure without it."""
+    told = getattr(engines.load(engine.name), "toolchain", None)
+    try:
+        return told(engine.install) if told else {}
+    except engines.EngineError as error:
+        raise EnvironmentFailure(str(error), next_step="install that, then run again") from None
 
 
 def _remove(path: Path) -> None:
@@ -132,6 +207,14 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def pins(lock: Path) -> dict[str, str]:
+    """The packages of a lock with their versions."""
+    found = re.findall(
+        r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", lock.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return dict(found)
 
 
 def _checked(lock: Path) -> None:
@@ -151,10 +234,10 @@ def _checked(lock: Path) -> None:
 
 def _build(engine: Engine, lock: Path, python: Path, part: Path, place: Path, log: Path, held: int) -> dict:
     """Everything from nothing to what the marker says: packages, programs, fixes."""
-    pins = ", ".join(f"{n} {v}" for n, v in engine.install.pins.items())
+    what = [*(c.name for c in engine.install.checkouts), *(f"{n} {v}" for n, v in engine.install.pins.items())]
     log.parent.mkdir(parents=True, exist_ok=True)
     cache = place.parent.parent
-    with Progress(f"install {pins}", 100) as bar:
+    with Progress(f"install {', '.join(what)}", 100) as bar:
         step = installation.Steps(log, bar, held, cache)
         found = installation.fill(engine, lock, python, part, step, _changed(place))
         for program in engines.load(engine.name).programs(engine.install):
@@ -178,6 +261,8 @@ def _repair(engine: Engine, part: Path, beside: Path, cache: Path, step) -> list
     made = []
     for fix in engine.fixes:
         step.bar.to(99, f"fix {fix.name}")
+        if fix.lock is not None:
+            step(installation.overlay_command(beside / fix.lock, part), f"packages of {fix.name}")
         try:
             made.append(fixes.repair(part, fix, beside, cache))
         except fixes.FixFailure as failure:
@@ -185,6 +270,8 @@ def _repair(engine: Engine, part: Path, beside: Path, cache: Path, step) -> list
             raise EnvironmentFailure(
                 f"the fix {fix.name} failed: {failure}", next_step=failure.next_step
             ) from None
+        if fix.lock is not None:
+            made[-1]["laid_over"] = pins(beside / fix.lock)
         step.say(f"# fix {fix.name}: {json.dumps(made[-1])}")
     return made
 
@@ -192,6 +279,10 @@ def _repair(engine: Engine, part: Path, beside: Path, cache: Path, step) -> list
 def complete(place: Path, engine: Engine) -> Environment | None:
     """The environment at a place when it is whole and still holds what was installed, else None: it is built
     anew at its next use."""
+    if engine.install.kind == "container":
+        told = containers.facts(place)
+        here = told and containers.image_id(containers.runtime_of(place), told["image"])
+        return _image_environment(place, told) if here and here == told["image_id"] else None
     try:
         told = json.loads((place / ".complete").read_text())
         found = _environment(place, engine, told, 0.0)
@@ -226,6 +317,7 @@ def _freeze(place: Path) -> str:
 
 
 def _with_source(engine: Engine, freeze: str) -> str:
+    freeze += "".join(f"{c.name} @ git+{c.repo}@{c.commit}\n" for c in engine.install.checkouts)
     if engine.install.kind != "sdist":
         return freeze
     return freeze + "".join(

@@ -16,6 +16,7 @@ from llmrepro.parts import (
     RelativePath,
     Sha256,
     Version,
+    unique,
 )
 
 BUILD_VARIABLES = {r"(GGML|LLAMA|CMAKE|BUILD)_[A-Z0-9_]+": r"[A-Za-z0-9._-]+", r"ARCH": r"sm_\d{2,3}[a-z]?"}
@@ -62,6 +63,7 @@ class Install(Part):
             raise ValueError("an sdist needs exactly one pin and its sha256")
         if (self.kind == "git") != bool(self.checkouts):
             raise ValueError("`checkouts` belong to the kind git, which needs at least one")
+        unique("checkout", [c.name for c in self.checkouts])
         if (self.kind == "container") != (self.container is not None):
             raise ValueError("`container` belongs to the kind container, which needs it")
         for name, value in self.build.items():
@@ -76,7 +78,10 @@ class Patch(Part):
     """A unified diff whose paths are of the form a/module.py, b/module.py below the package's folder."""
 
     file: RelativePath | None = Field(None, description="A patch file of ours, in the recipe's folder.")
-    source: GitFile | None = Field(None, description="A publication's own: fetched at run time, never committed.")
+    source: GitFile | None = Field(
+        None,
+        description="A publication's own: fetched at run time, never committed. folder/*.patch is all of them.",
+    )
     sha256: Sha256 | None = Field(None, description="Only a `source` may lack it: its commit pins it.")
 
     @model_validator(mode="after")
@@ -85,6 +90,13 @@ class Patch(Part):
             raise ValueError("needs either `file` (a patch of ours) or `source` (a publication's)")
         if self.file is not None and self.sha256 is None:
             raise ValueError("a patch of ours needs its sha256")
+        path = self.source.path if self.source is not None else ""
+        if "*" in path and (
+            path.rpartition("/")[2] != "*.patch" or path.count("*") > 1 or self.sha256 is not None
+        ):
+            raise ValueError(
+                "a `*` stands in a source's path as the last part *.patch only, without a sha256: all of them"
+            )
         return self
 
 
@@ -94,6 +106,10 @@ class Fix(Part):
     name: FixName
     package: Name | None = Field(None, description="For patch-package: the import name of what is patched.")
     patches: list[Patch] = Field([], description="For patch-package: applied in this order.")
+    lock: RelativePath | None = Field(
+        None,
+        description="Hashed packages, beside engine.lock, that take the place of its own before the fix is made.",
+    )
 
     @model_validator(mode="after")
     def _fits_name(self):

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import uv
 
-from llmrepro import contents, engines, package_index
-from llmrepro.install import Engine
+from llmrepro import checkouts, contents, engines, package_index
+from llmrepro.install import Checkout, Engine
 from llmrepro.progress import Progress
 
 TICK_S = 0.5
+SOURCE = "source"  # the folder below an environment with an sdist while it is built, or with checkouts for good
 
 
 class EnvironmentFailure(RuntimeError):
@@ -48,12 +49,22 @@ class Steps:
         self.own_cache = not {"UV_CACHE_DIR", "UV_NO_CACHE"} & set(os.environ)
         self.env = {**plain_environment(), **package_index.uv_environment(), **self._cache_of_uv(cache)}
 
-    def __call__(self, argv: list[str], what: str, cwd: Path | None = None, env: dict | None = None) -> None:
-        """Run a tool to its end. Raises EnvironmentFailure when it fails or is not there."""
+    def __call__(
+        self,
+        argv: list[str],
+        what: str,
+        cwd: Path | None = None,
+        env: dict | None = None,
+        whole_env: dict | None = None,
+    ) -> None:
+        """Run a tool to its end, with `env` beside this process's own environment or with `whole_env` alone.
+
+        Raises EnvironmentFailure when it fails or is not there.
+        """
         with open(self.log, "ab", buffering=0) as log:
             log.write(f"$ {' '.join(argv)}\n".encode())
             try:
-                with self._started(argv, cwd, {**self.env, **(env or {})}) as process:
+                with self._started(argv, cwd, whole_env or {**self.env, **(env or {})}) as process:
                     self._follow(process.stdout.fileno(), log, what)
             except FileNotFoundError:
                 raise EnvironmentFailure(
@@ -112,13 +123,13 @@ class Steps:
 def fill(
     engine: Engine, lock: Path, python: Path, part: Path, step: Steps, suspect: dict[str, str]
 ) -> list[contents.File]:
-    """A virtual environment at `part` with the packages of a lock, and the programs of an sdist; its files.
+    """A virtual environment at `part` with the packages of a lock, and what is built from sources; its files.
 
     `suspect`, in the form of `contents.altered`, are packages that were changed in an earlier environment.
     """
+    build = build_commands(engine, part)  # first: what cannot be built is not fetched
     _forget(suspect, step)
-    # relocatable: it is moved into place, and its scripts must not name the place it was built in
-    step([uv.find_uv_bin(), "venv", "--relocatable", "--python", str(python), str(part)], "environment")
+    step(venv_command(python, part), "environment")
     _packages(engine, lock, part, step)
     found = contents.files(part)
     changed = contents.altered(part, found)
@@ -127,8 +138,40 @@ def fill(
         again = [option for package in changed for option in ("--reinstall-package", package)]
         _packages(engine, lock, part, step, *again)
     if engine.install.kind == "sdist":
-        _build_source(engine, part, step)
-    return contents.files(part) if changed or engine.install.kind == "sdist" else found
+        _build_sdist(engine, part, step, build)
+    elif engine.install.kind == "git":
+        _build_checkouts(engine, part, step, build)
+    return contents.files(part) if changed or build else found
+
+
+def venv_command(python: Path, place: Path) -> list[str]:
+    """Relocatable: it is moved into place, and its scripts must not name the place it was built in."""
+    return [uv.find_uv_bin(), "venv", "--relocatable", "--python", str(python), str(place)]
+
+
+def sync_command(lock: Path, place: Path, *options: str) -> list[str]:
+    argv = [uv.find_uv_bin(), "pip", "sync", "--require-hashes", "--only-binary", ":all:", *options]
+    argv += ["--compile-bytecode"]  # else a server's first start does it, and is measured
+    return [*argv, "--python", str(place / "bin/python"), str(lock)]
+
+
+def overlay_command(lock: Path, place: Path) -> list[str]:
+    """What lays the packages of a fix's lock over those of the engine's: these and no others change."""
+    argv = [uv.find_uv_bin(), "pip", "install", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    return [*argv, "--compile-bytecode", "--python", str(place / "bin/python"), "-r", str(lock)]
+
+
+def build_commands(engine: Engine, place: Path) -> list[list[str]]:
+    """What builds an engine's sources, in order, run in the folder that they lie in; [] for what comes built.
+
+    Raises EnvironmentFailure when this engine cannot be built so, or not here.
+    """
+    if engine.install.kind not in ("sdist", "git"):
+        return []
+    try:
+        return engines.load(engine.name).build(place / SOURCE, place, engine.install)
+    except engines.EngineError as error:
+        raise EnvironmentFailure(str(error), next_step="mend the recipe's `install`, or what is missing") from None
 
 
 def _forget(changed: dict[str, str], step: Steps) -> None:
@@ -141,9 +184,7 @@ def _forget(changed: dict[str, str], step: Steps) -> None:
 
 def _packages(engine: Engine, lock: Path, part: Path, step: Steps, *options: str) -> None:
     """Sync with what this machine's pip is told; when that fails, once more with the recipe's indexes beside."""
-    argv = [uv.find_uv_bin(), "pip", "sync", "--require-hashes", "--only-binary", ":all:", *options]
-    argv += ["--compile-bytecode"]  # else a server's first start does it, and is measured
-    argv += ["--python", str(part / "bin/python"), str(lock)]
+    argv = sync_command(lock, part, *options)
     try:
         step(argv, "packages")
     except EnvironmentFailure:
@@ -154,9 +195,9 @@ def _packages(engine: Engine, lock: Path, part: Path, step: Steps, *options: str
         step(argv, "packages", env={"UV_INDEX": indexes})
 
 
-def _build_source(engine: Engine, part: Path, step: Steps) -> None:
+def _build_sdist(engine: Engine, part: Path, step: Steps, build: list[list[str]]) -> None:
     ((name, version),) = engine.install.pins.items()
-    folder = part / "source"
+    folder = part / SOURCE
     folder.mkdir()
     try:
         archive = package_index.download(
@@ -171,9 +212,39 @@ def _build_source(engine: Engine, part: Path, step: Steps) -> None:
     except (package_index.PackageIndexError, tarfile.TarError, OSError) as error:
         raise EnvironmentFailure(str(error), step.log) from None
     sources = [p for p in folder.iterdir() if p.is_dir()]
-    for argv in engines.load(engine.name).build(sources[0], part, engine.install):
+    for argv in build:
         step(argv, "build", cwd=sources[0])
     shutil.rmtree(folder)  # only the programs are kept
+
+
+def _build_checkouts(engine: Engine, part: Path, step: Steps, build: list[list[str]]) -> None:
+    """Sources at their commits, built where they lie and kept: the engine runs from them."""
+    folder = part / SOURCE
+    folder.mkdir()
+    for checkout in engine.install.checkouts:
+        _checkout(checkout, folder / checkout.name, step)
+    for argv in build:
+        step(argv, "build", cwd=folder)
+    for checkout in engine.install.checkouts:  # a look at it with git would write into it, and so change it
+        shutil.rmtree(folder / checkout.name / ".git")
+
+
+def _checkout(checkout: Checkout, folder: Path, step: Steps) -> None:
+    began = step.log.stat().st_size
+
+    def run(argv: list[str], env: dict[str, str]) -> None:
+        step(argv, f"fetch {checkout.name}", whole_env=env)
+
+    try:
+        checkouts.fetch(checkout.repo, checkout.commit, folder, run)
+    except checkouts.CheckoutFailure as failure:
+        raise EnvironmentFailure(str(failure), next_step=failure.next_step) from None
+    except EnvironmentFailure:
+        if shutil.which("git") is None:
+            raise
+        said = step.log.read_bytes()[began:].decode(errors="replace")
+        failure = checkouts.failure(checkout.repo, checkout.commit, said)
+        raise EnvironmentFailure(str(failure), step.log, failure.next_step) from None
 
 
 def plain_environment() -> dict[str, str]:

@@ -1,42 +1,77 @@
 """What this machine is. A fact that cannot be found is None, never zero."""
 
-import contextlib
 import os
 import platform
+import re
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import psutil
 
-from llmrepro import __version__
-from llmrepro.recipe import Needs
+from llmrepro import __version__, gpus, processor
+from llmrepro.stopwatch import Stopwatch
 
 GIB = 2**30
+DISTURBING_CPUS = 0.25  # others' work that is worth a word beside a measured bandwidth
 KIT = Path(__file__).resolve().parent
 
 
-def describe(folder: Path) -> dict:
-    """Facts about this machine as JSON values; `folder` is where disk space is asked for."""
+def describe(folder: Path, bandwidth: bool = False) -> dict:
+    """Facts about this machine as JSON values; `folder` is where disk space is asked for.
+
+    `gpus` is None where it is not known whether there are any, with the reason in `gpus_unknown`. With `bandwidth`
+    what `measured_bandwidth` finds is among the facts of memory, which takes up to two seconds.
+    """
     memory = psutil.virtual_memory()
-    return {
-        "cpu": {
-            "model": _cpu_model(),
-            "architecture": platform.machine(),
-            "physical_cores": physical_cores(),
-            "usable_cpus": usable_cpus(),
-            "l3_mib": _l3_mib(),
-            "simd": _simd(),
+    found, modules = gpus.describe(), processor.memory_modules()
+    visible = os.environ.get(gpus.VISIBLE)
+    facts = {
+        "cpu": processor.describe(),
+        "memory": {
+            "total_gib": round(memory.total / GIB, 2),
+            "available_gib": round(memory.available / GIB, 2),
+            "modules": modules,
+            "speed": processor.memory_speed(modules),
         },
-        "memory": {"total_gib": round(memory.total / GIB, 2), "available_gib": round(memory.available / GIB, 2)},
         "disk_free_gib": round(shutil.disk_usage(_existing(folder)).free / GIB, 1),
-        "gpus": None,  # not looked for yet: unknown, not none
-        "os": {"name": _os_name(), "kernel": platform.release(), "hypervisor": _hypervisor()},
+        "gpus": found.gpus,
+        **({"gpus_unknown": found.unknown} if found.gpus is None else {}),
+        **({"cuda_visible_devices": visible} if visible is not None else {}),
+        "other_gpus": gpus.others(),
+        "os": {
+            "name": _os_name(),
+            "kernel": platform.release(),
+            "hypervisor": _hypervisor(),
+            "container": _container(),
+        },
         "load_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "llmrepro": __version__,
     }
+    if bandwidth:
+        facts["memory"] |= measured_bandwidth()
+    return facts
+
+
+def measured_bandwidth(earlier: dict | None = None) -> dict:
+    """`bandwidth_gb_s`, the faster of reading and copying, for a roofline, and `bandwidth`, all that
+    `memory_bandwidth.measure` tells, with the CPUs that other programs kept busy meanwhile; both None where memory
+    is too little to measure it.
+
+    `earlier` facts of the same CPU that hold it already spare the measurement.
+    """
+    known = (earlier or {}).get("memory", {})
+    if known.get("bandwidth") and earlier["cpu"] == processor.describe():
+        return {name: known[name] for name in ("bandwidth_gb_s", "bandwidth")}
+    from llmrepro import memory_bandwidth  # numpy, which most commands do not wait for
+
+    available = psutil.virtual_memory().available
+    watch = Stopwatch()
+    found = memory_bandwidth.measure(processor.l3_mib(), available, processor.usable_cores())
+    if found is not None:
+        found["other_cpus"] = watch.reading(os.getpid())["other_cpus"]
+    return {"bandwidth_gb_s": found and max(found["read_gb_s"], found["copy_gb_s"]), "bandwidth": found}
 
 
 def threads() -> int:
@@ -45,117 +80,39 @@ def threads() -> int:
     llama.cpp's threads spin at a barrier: with every core taken, whatever else runs stops them all.
     A model that fits a laptop gains nothing beyond eight.
     """
-    cores = min(physical_cores() or usable_cpus(), usable_cpus())
-    return max(1, min(8, cores - 1))
+    return max(1, min(8, processor.usable_cores() - 1))
 
 
-def usable_cpus() -> int:
-    """CPUs this process may run on: its affinity, and the container's CPU quota where there is one."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return allowed if quota == "max" else max(1, min(allowed, int(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return allowed
-
-
-def physical_cores() -> int | None:
-    return psutil.cpu_count(logical=False)
-
-
-def lacks(needs: Needs, facts: dict, folder: Path) -> list[str]:
-    """What a machine is missing of a recipe's needs, a sentence each; empty when it can run live."""
-    found = []
-    architecture = facts["cpu"]["architecture"]
-    if needs.architectures and architecture not in needs.architectures:
-        found.append(f"needs a CPU of {' or '.join(needs.architectures)}; this one is {architecture}")
-    total = facts["memory"]["total_gib"]
-    if total < needs.memory_gib:
-        found.append(f"needs {needs.memory_gib:g} GiB of memory; this machine has {total:g}")
-    if facts["disk_free_gib"] < needs.disk_gib:
-        found.append(f"needs {needs.disk_gib:g} GiB of free disk; {folder} has {facts['disk_free_gib']:g}")
-    if needs.vram_gib or needs.compute_capability:
-        wanted = f"a GPU with {needs.vram_gib:g} GiB" + (
-            f" and compute capability {needs.compute_capability}" if needs.compute_capability else ""
-        )
-        found.append(f"needs {wanted}; none is known here")
-    for command in needs.commands:
-        if shutil.which(command) is None:
-            found.append(f"needs the command {command!r}; install the package that brings it")
-    return found
-
-
-class Stopwatch:
-    """What else this machine did between its start and a reading: load, CPU steal, other programs."""
-
-    def __init__(self):
-        self._start = psutil.cpu_times()
-        self._own_s = _cpu_s(psutil.Process())
-        self._load = os.getloadavg()[0]
-        self._at = time.perf_counter()
-
-    def reading(self, server: int | None = None) -> dict:
-        """load_before, load_after (1 minute), steal_share (0..1, what the hypervisor took), other_cpus (CPUs that
-        other programs kept busy on average), seconds. None where it cannot be known.
-
-        `server` is the process started since, still alive; what it and its children used is not others'.
-        """
-        end = psutil.cpu_times()
-        passed = sum(end) - sum(self._start)
-        seconds = time.perf_counter() - self._at
-        steal = getattr(end, "steal", None)
-        share = None if steal is None or passed <= 0 else round((steal - self._start.steal) / passed, 4)
-        others = None
-        with contextlib.suppress(psutil.Error):  # a server that ended took its times with it
-            if server is not None:
-                own_s = _tree_s(psutil.Process(server)) + _cpu_s(psutil.Process()) - self._own_s
-                others = round(max(0.0, _busy_s(end) - _busy_s(self._start) - own_s) / seconds, 2)
-        return {
-            "load_before": round(self._load, 2),
-            "load_after": round(os.getloadavg()[0], 2),
-            "steal_share": share,
-            "other_cpus": others,
-            "seconds": round(seconds, 3),
-        }
-
-
-def _busy_s(times) -> float:
-    """CPU seconds of user and kernel code on all CPUs; guests are counted within user."""
-    return times.user + times.nice + times.system + times.irq + times.softirq
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process and of those children of it that have ended."""
-    times = process.cpu_times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
-def _tree_s(process: psutil.Process) -> float:
-    return _cpu_s(process) + sum(_cpu_s(child) for child in process.children(recursive=True))
-
-
-def _cpu_model() -> str | None:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return None
-
-
-SIMD = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
-
-
-def _simd() -> str | None:
-    """Those of the CPU's vector extensions that decide how fast it multiplies; a virtual CPU's model name may tell
-    nothing of them."""
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith(("flags", "Features")):
-            return " ".join(f for f in SIMD if f in line.split())
-    return None
-
-
-def _l3_mib() -> float | None:
-    size = _read("/sys/devices/system/cpu/cpu0/cache/index3/size").strip()
-    return int(size[:-1]) / 1024 if size.endswith("K") else None
+def told(facts: dict) -> list[tuple[str, str]]:
+    """What `describe` found, as rows to look at: those facts that decide what can run and how fast."""
+    cpu, memory, os_ = facts["cpu"], facts["memory"], facts["os"]
+    l3 = f", {cpu['l3_mib']:g} MiB of L3 cache" if cpu["l3_mib"] else ""
+    nodes = len(cpu["numa_nodes"] or [])
+    bandwidth = memory.get("bandwidth_gb_s")
+    others = (memory.get("bandwidth") or {}).get("other_cpus") or 0
+    beside = f" while other programs kept {others:g} CPUs busy" if others >= DISTURBING_CPUS else ""
+    shown = [
+        f"{memory['available_gib']:g} of {memory['total_gib']:g} GiB free",
+        memory["speed"],
+        f"{bandwidth:g} GB/s measured{beside}" if bandwidth else "",
+    ]
+    cards = "; ".join(map(gpus.line, facts["gpus"] or []))
+    unknown = "none" if facts["gpus"] is not None else f"unknown: {facts.get('gpus_unknown')}"
+    named = f" ({os_['hypervisor']})" if os_["hypervisor"] != "not named" else ""
+    virtual = f"virtual machine{named}" if os_["hypervisor"] else ""
+    inside = "" if os_["container"] == "none seen" else f"in a container ({os_['container']})"
+    system = [os_["name"], virtual, inside, f"load {facts['load_1min']:g}"]
+    return [
+        (
+            "processor",
+            f"{cpu['model'] or 'unknown'} · {cpu['physical_cores']} cores, {threads()} for the engine{l3}"
+            + (f", {nodes} NUMA nodes" if nodes > 1 else ""),
+        ),
+        ("memory", ", ".join(part for part in shown if part)),
+        ("GPU", "; ".join([cards or unknown, *(facts["other_gpus"] or [])])),
+        ("disk", f"{facts['disk_free_gib']:g} GiB free"),
+        ("system", ", ".join(part for part in system if part)),
+    ]
 
 
 def _os_name() -> str:
@@ -167,16 +124,27 @@ def _os_name() -> str:
 
 def _hypervisor() -> str | None:
     """The product the firmware names when the CPU says that it is virtual; None when it does not say so."""
-    if " hypervisor" not in _read("/proc/cpuinfo"):
+    if " hypervisor" not in processor.read("/proc/cpuinfo"):
         return None
-    return _read("/sys/class/dmi/id/product_name").strip() or "not named"
+    return processor.read("/sys/class/dmi/id/product_name").strip() or "not named"
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+ROOT = Path("/")
+CONTAINERS = ("kubepods", "docker", "libpod", "lxc", "containerd")
+
+
+def _container() -> str:
+    """What a container's first process, its files or its variables say of it; "none seen" where none do."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    if (ROOT / "run/.containerenv").exists():
+        return "podman"
+    if (ROOT / ".dockerenv").exists():
+        return "docker"
+    named = processor.read(ROOT / "run/systemd/container").strip()
+    groups = processor.read(ROOT / "proc/1/cgroup")
+    found = named or next((c for c in CONTAINERS if f"/{c}" in groups), None)
+    return {"kubepods": "kubernetes", "libpod": "podman", None: "none seen"}.get(found, found)
 
 
 def _existing(path: Path) -> Path:
@@ -184,10 +152,10 @@ def _existing(path: Path) -> Path:
 
 
 def minimal_environment() -> dict[str, str]:
-    """What an engine and its tools inherit: enough to find programs, caches and its locale, and none of the user's
-    tokens."""
-    names = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
-    return {name: os.environ[name] for name in names if name in os.environ}
+    """What an engine and its tools inherit: enough to find programs, caches and its locale, the GPUs that it may
+    use, counted as NVML counts them, and none of the user's tokens."""
+    names = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", gpus.VISIBLE)
+    return {**{name: os.environ[name] for name in names if name in os.environ}, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def cache_dir() -> Path:
@@ -204,6 +172,22 @@ def shortened(path: str | Path) -> str:
         if Path(path).is_relative_to(folder):
             return f"{name}/{Path(path).relative_to(folder)}"
     return str(path)
+
+
+def private(text: str) -> str:
+    """A text for others: what tells of this machine's folders is replaced by what they are, so that no user, home
+    or project is named: {cache}, {kit}, {venv} the notebook's own environment, {project} the kit's checkout, ~."""
+    own = [("{venv}", Path(sys.prefix))] if sys.prefix != sys.base_prefix else []
+    for name, folder in (
+        ("{cache}", cache_dir()),
+        ("{kit}", KIT),
+        *own,
+        ("{project}", KIT.parents[1]),
+        ("~", Path.home()),
+    ):
+        if folder != Path("/"):
+            text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", lambda _, name=name: name, text)
+    return text
 
 
 def expanded(path: str) -> Path:

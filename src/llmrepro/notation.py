@@ -43,11 +43,18 @@ def seconds(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3f}" if abs(value) < 10 else number(float(value))
 
 
+def exact(value: object) -> str:
+    """A published figure as it was published: no digit is rounded away."""
+    return f"{value:,.12g}" if isinstance(value, float) else number(value)
+
+
 def published(value: Value, unit: str = "") -> str:
     """A published value in the words of its form: about, up to, at least, a range."""
     found, form = value.published, value.form
+    if form == "words":
+        return str(found)
     if form == "range":
-        text = f"{number(found[0])} to {number(found[1])}"
+        text = f"{exact(found[0])} to {exact(found[1])}"
     else:
         word = {
             "about": "about ",
@@ -56,8 +63,15 @@ def published(value: Value, unit: str = "") -> str:
             "completed_to": "completes to ",
             "failed_at": "fails at ",
         }.get(form, "")
-        text = word + number(found)
+        text = word + exact(found)
     return f"{text} {unit}".rstrip()
+
+
+def beside(values: list[float]) -> list[str]:
+    """Values that stand beside each other, with the decimals that the smallest needs for five digits: what is held
+    apart should not be rounded together."""
+    decimals = max(0, DIGITS - _magnitude(min(values, key=abs, default=0)))
+    return [_rounded(value, decimals) for value in values]
 
 
 def plural(count: int, noun: str) -> str:

@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 
 from llmrepro import catalog, workloads
 from llmrepro.markup import showable
-from llmrepro.model import Weights
+from llmrepro.model import Weights, WeightsFile
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe, Server
@@ -142,6 +142,12 @@ def _pins(recipe: Recipe) -> Iterator[tuple[str, str]]:
     indexes = f", from PyPI and {', '.join(map(_code, install.indexes))}" if install.indexes else ""
     yield "engine", f"{_prose(engine.name)} {_code(engine.version)}"
     yield "install", f"{install.kind} {pins}{indexes}{python}"
+    for checkout in install.checkouts:
+        yield "checkout", f"{_code(checkout.repo)} at {_code(checkout.commit)}"
+    if install.container is not None:
+        yield "image", _code(install.container.image)
+    for name, choice in engine.unstated.items():
+        yield f"not stated: {_prose(name)}", _prose(choice)
     if engine.fixes:
         yield "fixes", ", ".join(_code(fix.name) for fix in engine.fixes)
     for name, weights in (
@@ -153,6 +159,10 @@ def _pins(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield name, _weights(weights)
     if recipe.model.convert is not None:
         yield "converted", f"to {recipe.model.convert.format}, {recipe.model.convert.dtype}"
+    if recipe.model.prepare is not None:
+        prepared = recipe.model.prepare
+        scripts = ", ".join(map(_code, prepared.scripts))
+        yield "prepared", f"with {scripts} of {_code(prepared.repo)} at {_code(prepared.commit)}"
     for server in recipe.servers:
         yield f"server {_code(server.id)}", _server(server)
     for workload in recipe.workloads:
@@ -164,11 +174,14 @@ def _pins(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _weights(weights: Weights) -> str:
-    files = "; ".join(
-        f"{_code(file.path)}, {file.bytes / 1e6:,.0f} MB, sha256 {_code(file.sha256[:HEAD] + '…')}"
-        for file in weights.files
-    )
-    return f"{_code(weights.repo)} {_code(weights.revision)} ({weights.source}), {weights.format}: {files}"
+    at = _code(weights.revision) if weights.revision else "at a revision that was not published"
+    files = "; ".join(map(_file, weights.files))
+    return f"{_code(weights.repo)} {at} ({weights.source}), {weights.format}: {files}"
+
+
+def _file(file: WeightsFile) -> str:
+    size = f", {file.bytes / 1e6:,.0f} MB" if file.bytes else ""
+    return f"{_code(file.path)}{size}" + (f", sha256 {_code(file.sha256[:HEAD] + '…')}" if file.sha256 else "")
 
 
 def _server(server: Server) -> str:

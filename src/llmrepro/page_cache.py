@@ -4,9 +4,12 @@ import contextlib
 import ctypes
 import mmap
 import os
+from glob import escape
 from pathlib import Path
 
 import numpy as np
+
+from llmrepro.model import PART
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -56,7 +59,11 @@ def bring_in(path: Path) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+    """A file, all files of a folder, or every part of a GGUF of which an engine is given the first."""
+    if path.is_dir():
+        return sorted(f for f in path.rglob("*") if f.is_file())
+    part = PART.fullmatch(path.name)
+    return sorted(path.parent.glob(f"{escape(part['stem'])}-*-of-{part['of']}.gguf")) if part else [path]
 
 
 @contextlib.contextmanager

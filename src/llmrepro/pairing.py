@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, harmonic_mean, median
 from typing import Literal, NamedTuple
 
 from llmrepro import intervals, metrics, terms
@@ -44,20 +44,47 @@ class Paired(NamedTuple):
 
 
 def mean_of_means(metric: str, records: list[Record]) -> float:
-    """Of one round: the plain mean over its prompts."""
-    return fmean(metrics.DEFINITIONS[metric](r) for r in records)
+    """The plain mean over prompts, each the mean over its requests; of one round, over its prompts."""
+    return fmean(_of_prompts(metric, records))
 
 
 def token_weighted(metric: str, records: list[Record]) -> float:
-    """Σ tokens / Σ seconds: the speed of the whole round, in which a long answer weighs more."""
+    """Σ tokens / Σ seconds: the speed of all of it, in which a long answer weighs more."""
     speeds = [(metrics.DEFINITIONS[metric](r), r.output_tokens) for r in records]
     return sum(n for _, n in speeds) / sum(n / s for s, n in speeds)
+
+
+def harmonic(metric: str, records: list[Record]) -> float:
+    """The harmonic mean over prompts: the speed if every answer had the same length."""
+    return harmonic_mean(_of_prompts(metric, records))
+
+
+def middle(metric: str, records: list[Record]) -> float:
+    """The median over prompts."""
+    return median(_of_prompts(metric, records))
+
+
+def _of_prompts(metric: str, records: list[Record]) -> list[float]:
+    by_case: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        by_case[record.case].append(metrics.DEFINITIONS[metric](record))
+    return [fmean(values) for values in by_case.values()]
+
+
+def of_suite(metric: str) -> tuple[str, ...]:
+    """The statistics that are told of a whole suite: of a speed, those that a publication may have meant by its
+    one number; of a time, the mean and the median."""
+    if terms.METRICS[metric].unit == "tok/s":
+        return ("mean_of_means", "token_weighted", "harmonic", "median")
+    return ("mean_of_means", "median")
 
 
 STATISTICS: dict[str, Callable[[str, list[Record]], float]] = {
     "value": mean_of_means,
     "mean_of_means": mean_of_means,
     "token_weighted": token_weighted,
+    "harmonic": harmonic,
+    "median": middle,
 }
 
 

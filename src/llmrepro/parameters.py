@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, terms
+from llmrepro import catalog, running_server, terms
 from llmrepro import recipe as recipes
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError
@@ -25,6 +25,7 @@ class Parameters(BaseModel):
     resume: str | None = Field(None, description="a run folder to go on with")
     runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
     weights_path: str | None = Field(None, description="your own copy of the weights file")
+    server_url: str | None = Field(None, description="a server that already runs: nothing is installed")
     trust: bool = Field(False, description="install what a recipe from elsewhere names")
     overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
 
@@ -56,6 +57,23 @@ def checked(values: dict[str, Any], model: type[AnyParameters] = Parameters) -> 
         ) from None
 
 
+def settled(recipe: Recipe, params: Parameters) -> Parameters:
+    """The parameters with what a running server's address decides: one server of the recipe is meant, the first
+    where none is named. Raises RunError where it does not go with the others."""
+    if params.server_url is None:
+        return params
+    if params.mode == "published":
+        raise RunError("mode published measures nothing, and server_url names what to measure; give one of them")
+    if params.weights_path is not None:
+        raise RunError("a server that already runs has its weights; leave weights_path or server_url out")
+    servers = [recipe.servers[0].id] if params.servers is None else params.servers
+    if len(servers) != 1:
+        raise RunError(
+            f"server_url is one server's address; name in servers the one that it is: {', '.join(servers)}"
+        )
+    return params.model_copy(update={"server_url": running_server.address(params.server_url), "servers": servers})
+
+
 def resolved(recipe: Recipe, params: Parameters) -> Recipe:
     """The recipe as it will be run: overrides applied, repeats set. Raises RunError."""
     data = json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True))
@@ -75,8 +93,19 @@ def resolved(recipe: Recipe, params: Parameters) -> Recipe:
         for name in wanted or []:
             if name not in known:
                 raise RunError(f"{recipe.id} has no {kind} {name!r}; {terms.nearest(name, known)}")
+    if params.server_url is not None:  # it is there once, whatever number of starts the recipe asks for
+        changed = changed.model_copy(
+            update={"servers": [s.model_copy(update={"boots": 1}) for s in changed.servers]}
+        )
     if params.repeats is None:
         return changed
+    for w in changed.workloads:
+        seeds = len(w.sampling.seeds)
+        if 0 < seeds < params.repeats and w.id in (params.workloads or [w.id]):
+            raise RunError(
+                f"repeats {params.repeats}: workload {w.id!r} has {seeds} seeds, one a round; leave repeats out, "
+                f"give at most {seeds}, or give more seeds with an override of workloads.{w.id}.sampling.seeds"
+            )
     return changed.model_copy(
         update={"workloads": [w.model_copy(update={"repeats": params.repeats}) for w in changed.workloads]}
     )

@@ -47,11 +47,15 @@ KIT_ARGUMENTS = frozenset(
     "--host --port --api-key --api-key-file --uds -m --model -a --alias --served-model-name "  # noqa: SIM905
     "-h --help --usage --version".split()
 )
-NOT_SHORT = {"--chat-template", "--config", "--model", "--lora", "--mmproj", "--api-key"}  # options themselves
+NOT_SHORT = {  # options themselves, of one engine or another
+    *("--chat-template", "--config", "--model", "--lora", "--mmproj", "--api-key", "--kv", "--reasoning-parser"),
+    "--draft",
+}
 # What would serve another model than the pinned one, open another door, or read and write elsewhere.
 OTHER_ARGUMENTS = frozenset(
     "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
     "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
+    "-hfd -hfrd --hf-repo-draft --spec-draft-hf "
     "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url "
     # vLLM's
     "--tokenizer --hf-config-path --download-dir --load-format --model-loader-extra-config "
@@ -60,7 +64,9 @@ OTHER_ARGUMENTS = frozenset(
     "--middleware --tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin --log-config-file "
     "--root-path --ssl-keyfile --ssl-certfile --ssl-ca-certs --allow-credentials --allowed-origins --headless "
     "--data-parallel-address --data-parallel-rpc-port --master-addr --node-rank --kv-transfer-config "
-    "--scheduler-cls --distributed-executor-backend --otlp-traces-endpoint --tool-server".split()
+    "--scheduler-cls --distributed-executor-backend --otlp-traces-endpoint --tool-server "
+    # open-jet's
+    "--lib --draft-vocab".split()
 )
 ENVIRONMENT_ALLOWED = re.compile(
     r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"

@@ -97,6 +97,11 @@ def salt(*of: object) -> str:
     return str(int(hashlib.sha256(" ".join(map(str, of)).encode()).hexdigest(), 16))[:8]
 
 
+def with_own_line(text: str, salt: str) -> str:
+    """A prompt behind a line of its own, so that no cache of an earlier prompt reaches into it."""
+    return f"[run {salt}]\n{text}"
+
+
 def changed(head: str) -> str:
     """A salted head with its first character, a digit, replaced by the next one."""
     return f"{(int(head[0]) + 1) % 10}{head[1:]}"

@@ -9,10 +9,8 @@ from math import exp, inf, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-from scipy import stats
-
 from llmrepro import intervals
-from llmrepro.intervals import FEWEST, LEVEL, Interval
+from llmrepro.intervals import FEWEST, Interval
 
 MOST = 100  # pairs beyond which no one waits for a decision
 Side = Literal["inside", "outside", "across"]
@@ -56,6 +54,6 @@ def more_pairs(pairs: Sequence[tuple[float, float]], low: float, high: float) ->
     borders = [log(x) for x in (low, high) if 0 < x < inf]
     room = min((abs(mean - border) for border in borders), default=inf)
     for n in range(len(logs) + 1, MOST + 1):
-        if stats.t.ppf((1 + LEVEL) / 2, n - 1) * spread / sqrt(n) < room:
+        if intervals.quantile(n - 1) * spread / sqrt(n) < room:
             return n - len(logs)
     return None

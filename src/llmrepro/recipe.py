@@ -1,6 +1,7 @@
 """A recipe: what is measured, on what, how, and what was claimed; bad ones are refused in sentences."""
 
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -10,7 +11,10 @@ from llmrepro.claim import Between, Claim, Comparison, Conditions, Side
 from llmrepro.install import Engine
 from llmrepro.model import Model
 from llmrepro.parts import Argument, HttpsUrl, Name, Part, RecipeId, Variable, sentences, unique
+from llmrepro.shape import Memory
 from llmrepro.workload import Prompt, Workload
+
+COMMANDS = r"^[A-Za-z0-9][A-Za-z0-9.+_-]*(\|[A-Za-z0-9][A-Za-z0-9.+_-]*)*$"
 
 
 class RecipeError(ValueError):
@@ -29,10 +33,17 @@ class Needs(Part):
     architectures: list[Literal["x86_64", "aarch64"]] = []
     memory_gib: float = Field(0, ge=0)
     disk_gib: float = Field(0, ge=0)
-    vram_gib: float = Field(0, ge=0)
-    compute_capability: str | None = Field(None, pattern=r"^\d+\.\d+$")
-    commands: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")]] = []
+    vram_gib: float = Field(0, ge=0, description="Of each GPU.")
+    compute_capability: str | None = Field(None, pattern=r"^\d+\.\d+$", description="At least.")
+    gpus: int = Field(0, ge=0, le=64, description="How many; 0: one where memory or capability is asked of it.")
+    commands: list[Annotated[str, Field(pattern=COMMANDS)]] = Field(
+        [], description="One each, or alternatives: podman|docker."
+    )
     minutes: float = Field(5, gt=0, description="Expected minutes of the quick profile, to be said first.")
+
+    @property
+    def gpu_count(self) -> int:
+        return max(self.gpus, int(self.vram_gib > 0 or self.compute_capability is not None))
 
 
 class Server(Part):
@@ -43,6 +54,27 @@ class Server(Part):
     env: dict[Variable, str] = {}
     numa_node: int | None = Field(None, ge=0, le=63, description="Bound to its CPUs and memory, with numactl.")
     boots: int = Field(1, ge=1, le=100)
+
+    @model_validator(mode="after")
+    def _drafts_with_the_pinned_drafter(self):
+        for flag, value in pairwise((*self.args, "")):
+            name, joined, told = flag.partition("=")
+            told = told if joined else value
+            model = told if name in DRAFTERS else _draft_model(told) if name == "--speculative-config" else None
+            if model not in (None, "{draft}"):
+                raise ValueError(f"{name} drafts with {model!r}, which the recipe does not pin; write {{draft}}")
+        return self
+
+
+DRAFTERS = {"-md", "--model-draft", "--spec-draft-model"}
+
+
+def _draft_model(text: str) -> str | None:
+    """Which model vLLM's --speculative-config would load. Raises ValueError when it is no JSON object."""
+    try:
+        return json.loads(text).get("model")
+    except (ValueError, AttributeError):
+        raise ValueError(f"--speculative-config needs a JSON object, found {text!r}") from None
 
 
 class Safety(Part):
@@ -67,6 +99,7 @@ class Recipe(Part):
     between: list[Between] = Field([], description="How far starts lie apart; the first that fits a claim counts.")
     out_of_scope: list[str] = Field([], description="What was published and is not measured here.")
     safety: Safety = Safety()
+    memory: Memory | None = Field(None, description="What the published machine decoded from.")
 
     @model_validator(mode="after")
     def _names_resolve(self):

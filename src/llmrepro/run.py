@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from llmrepro import catalog
 from llmrepro import recipe as recipes
-from llmrepro.parameters import Parameters, resolved
+from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import Folder, RunError, read_json, stamp
 
@@ -30,6 +30,7 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     if params.resume is not None:
         return _resumed(params)
     committed = catalog.load(params.recipe)
+    params = settled(committed, params)
     recipe = resolved(committed, params)
     folder = catalog.path_of(params.recipe).parent
     trusted(recipe, params, folder)
@@ -67,13 +68,37 @@ def trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
     """A recipe chooses code that runs as the user: one from elsewhere is shown, and waits for a yes."""
     if folder.is_relative_to(catalog.home()) or params.trust or params.mode == "published":
         return
-    pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
+    if params.server_url is not None:  # nothing is installed
+        return
+    code = f"{', '.join(_code(recipe))} ({recipe.engine.install.kind})"
     raise RunError(
-        f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: {pins} "
-        f"({recipe.engine.install.kind}), hashes in {folder}/engine.lock; weights {recipe.model.repo} "
-        f"{recipe.model.revision}. Read these, then give --trust (in a notebook: trust=True), or only look with "
-        "mode published"
+        f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: {code}, "
+        f"hashes in {folder}/engine.lock; weights {', '.join(_weights(recipe))}. Read these, then give "
+        "--trust (in a notebook: trust=True), or only look with mode published"
     )
+
+
+def _weights(recipe: Recipe) -> list[str]:
+    """Where weights are taken from: the model's repository by any of its names, the overlay's, the drafter's."""
+    model = recipe.model
+    return [
+        f"{' or '.join([one.repo, *one.also_named])} {one.revision or 'at its main'}"
+        for one in (model, model.overlay, model.draft)
+        if one is not None
+    ]
+
+
+def _code(recipe: Recipe) -> list[str]:
+    """Everything of which code is run, as its packages, commits and image name it."""
+    install, prepare = recipe.engine.install, recipe.model.prepare
+    patches = [p.source for fix in recipe.engine.fixes for p in fix.patches if p.source is not None]
+    return [
+        *(f"{name} {version}" for name, version in install.pins.items()),
+        *(f"{c.repo} at {c.commit}" for c in install.checkouts),
+        *([install.container.image] if install.container is not None else []),
+        *(f"{source.path} of {source.repo} at {source.commit}" for source in patches),
+        *(f"{script} of {prepare.repo} at {prepare.commit}" for script in (prepare.scripts if prepare else [])),
+    ]
 
 
 def _from_anywhere(params: Parameters, folder: Path) -> dict[str, str]:

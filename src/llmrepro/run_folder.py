@@ -176,7 +176,7 @@ def status(path: Path, *, page: bool = True) -> dict:
     found = read_json(path / "status.json")
     if not isinstance(found, dict) or found.get("outcome") not in get_args(terms.Outcome):
         raise RunError(f"{path / 'status.json'} is broken: it holds no outcome; restore it, or run again")
-    finished = found["outcome"] in {"completed", "lacking"}
+    finished = found["outcome"] in {"completed", "lacking", "imported"}
     if page and finished and not (path / "report.html").exists() and not held(path):
         return {
             **found,

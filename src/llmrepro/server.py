@@ -35,7 +35,7 @@ KEY = "<api key>"  # stands for the key in every file: the key itself goes throu
 # What engines write when another program holds the port: errno 98 in its several spellings.
 PORT_TAKEN = re.compile(
     r"address already in use|address in use|EADDRINUSE|errno[ :=]*98\b|could ?n[o']t bind"
-    r"|failed to bind|unable to bind|port \d+ is already in use",
+    r"|failed to bind|unable to bind|port \d+ is already in use|port is already allocated",
     re.IGNORECASE,
 )
 # The sampler is this kit's own; of the user's environment it gets what finding Python and a GPU takes.
@@ -44,11 +44,16 @@ SAMPLER_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIB
 
 @dataclass(frozen=True)
 class Command:
-    """How one server is started. `env` is its whole environment; without `cwd` it runs in the run folder."""
+    """How one server is started. `env` is its whole environment; without `cwd` it runs in the run folder.
+
+    `cleanup` are commands that end what `argv` starts outside of its own tree, such as a container; they are run
+    in any case, before `argv` itself is told to end and again after.
+    """
 
     argv: list[str]
     env: dict[str, str]
     cwd: Path | None = None
+    cleanup: list[list[str]] = field(default_factory=list)
 
 
 class ServerFailure(RuntimeError):
@@ -76,6 +81,7 @@ class Boot:
     startup: dict[str, float | None]  # seconds from spawn; None where the server does not offer the path
     started_ns: int  # perf_counter_ns at spawn
     _supervisor: subprocess.Popen = field(repr=False)
+    answered: Callable[[], None] = field(default=lambda: None, repr=False)  # called after each of its answers
 
     def ended(self) -> str | None:
         """None while the server lives, else a sentence: its exit code or signal and the log's last lines."""
@@ -187,6 +193,7 @@ def _leashed(
         "grace_s": grace_s,
         "secret": KEY,
         "server": _program(command, log, folder),
+        "cleanup": command.cleanup,
         "sampler": None,
         "exit_file": str(exit_file(log)),
         "status_file": status_file and str(status_file.resolve()),
@@ -222,7 +229,7 @@ def _leashed(
             _supervisor=process,
         )
     finally:
-        _stop(process, grace_s)
+        _stop(process, grace_s + 2 * len(command.cleanup) * supervisor.CLEANUP_S)
 
 
 def _program(command: Command, log: Path, folder: Path) -> dict:
@@ -284,9 +291,12 @@ def _not_started(said: dict, command: Command, log: Path, notes: Path) -> Server
     )
 
 
-def _stop(process: subprocess.Popen, grace_s: float) -> None:
-    """Have the supervisor end the tree, and wait until it has. An interrupt meanwhile skips the grace."""
-    limit_s = grace_s + supervisor.REST_S + supervisor.STUCK_S + 10
+def _stop(process: subprocess.Popen, polite_s: float) -> None:
+    """Have the supervisor end the tree, and wait until it has. An interrupt meanwhile skips the grace.
+
+    `polite_s` is what it gives the server and the clean-up before it kills.
+    """
+    limit_s = polite_s + supervisor.REST_S + supervisor.STUCK_S + 10
     try:
         with contextlib.suppress(OSError):
             process.stdin.write(b"stop\n")

@@ -3,17 +3,30 @@
 `start` makes the run; `card`, `machine`, `prepare`, `measure`, `results`, `charts` and `report` each take it.
 """
 
+import html
 from typing import Any
 
 from IPython.display import display
 
-from llmrepro import catalog, conversion, environment, run_folder, weights, workloads
+from llmrepro import (
+    catalog,
+    checkpoint,
+    commands,
+    environment,
+    preparation,
+    prompts,
+    requirements,
+    run_folder,
+    running_server,
+    workloads,
+)
 from llmrepro import charts as charts_
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro import run as runs
 from llmrepro.cells import assigned_in_parameter_cells, table
+from llmrepro.notation import plural
 from llmrepro.parameters import Parameters, checked
 from llmrepro.run import Run
 from llmrepro.run_folder import RunError
@@ -38,6 +51,8 @@ def card(run: Run) -> None:
         boots = workloads.starts(recipe, jobs)
         pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
         source = recipe.source
+        sizes = [f.bytes for f in recipe.model.files]
+        size = None if None in sizes else sum(sizes)
         table(
             recipe.title,
             [
@@ -46,13 +61,18 @@ def card(run: Run) -> None:
                 ("engine", f"{recipe.engine.name} ({recipe.engine.install.kind}: {pins})"),
                 (
                     "model",
-                    f"{recipe.model.repo} {recipe.model.revision}, {recipe.model.format}, "
-                    f"{sum(f.bytes for f in recipe.model.files) / 1e6:.0f} MB",
+                    f"{recipe.model.repo} {recipe.model.revision or 'main, as it is now'}, {recipe.model.format}, "
+                    + (f"{size / 1e6:.0f} MB" if size else "of a size that is not pinned"),
                 ),
                 (
                     "plan",
                     f"{boots} boot{'s' * (boots > 1)}, {len(jobs)} requests to go; about "
                     f"{workloads.estimate_s(recipe, jobs):.0f} s on two slow cores, after installing",
+                ),
+                *(
+                    [("server", f"{params.server_url}, already running: nothing is installed, started or ended")]
+                    if params.server_url
+                    else []
                 ),
                 ("cost", f"about {recipe.needs.minutes:g} minutes in all, {recipe.needs.disk_gib:g} GiB of disk"),
                 ("mode, profile", f"{params.mode}, {params.profile}"),
@@ -64,31 +84,30 @@ def card(run: Run) -> None:
 def machine(run: Run) -> None:
     """What this machine is, and what the recipe needs that it lacks."""
     with run.stage("machine"):
+        known = run.path / "machine.json"
+        earlier = run_folder.read_json(known) if known.exists() else {}
         facts = machine_.describe(machine_.cache_dir())
+        url = run.parameters.server_url
+        if url is not None and not running_server.is_here(url):
+            run.write_json("machine.json", running_server.elsewhere(url, facts))
+            table("This machine, which asks", [*machine_.told(facts), ("the server's machine", "not known here")])
+            return
         run.write_json("machine.json", facts)
         lacking = lacks(run)
-        table(
-            "This machine",
-            [
-                (
-                    "processor",
-                    f"{facts['cpu']['model']} · {facts['cpu']['physical_cores']} cores, "
-                    f"{machine_.threads()} for the engine",
-                ),
-                ("memory", f"{facts['memory']['available_gib']:g} of {facts['memory']['total_gib']:g} GiB free"),
-                ("disk", f"{facts['disk_free_gib']:g} GiB free"),
-                ("system", f"{facts['os']['name']}, load {facts['load_1min']:g}"),
-                ("this recipe", "; ".join(lacking) or "can run here"),
-            ],
-        )
+        if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
+            facts["memory"] |= machine_.measured_bandwidth(earlier)
+            run.write_json("machine.json", facts)
+        this = ("this recipe", "; ".join(lacking) or "can run here")
+        table("This machine", [*machine_.told(facts), this])
 
 
 def lacks(run: Run) -> list[str]:
     """Why this run is not live, a sentence each: what the machine lacks, or that live was not asked for."""
-    if run.parameters.mode == "published":
-        return ["published mode was asked for"]
-    cache = machine_.cache_dir()
-    return machine_.lacks(run.recipe.needs, run_folder.read_json(run.path / "machine.json"), cache)
+    if run.parameters.server_url is not None:  # whatever it needs, it runs
+        return []
+    facts = run_folder.read_json(run.path / "machine.json")
+    found = requirements.lacks(requirements.of(run.recipe), facts, "the disk of the kit's cache")
+    return [*(["published mode was asked for"] if run.parameters.mode == "published" else []), *found]
 
 
 def prepare(run: Run) -> None:
@@ -100,17 +119,27 @@ def prepare(run: Run) -> None:
             raise RunError(
                 f"mode is live, and this machine {'; '.join(missing)}; take mode='auto' to see what is published"
             )
+        if params.server_url is None:
+            run.write_text("commands.txt", _commands(run))
         if missing:
+            text = (run.path / "commands.txt").read_text(encoding="utf-8")
+            display({"text/html": f"<pre>{html.escape(text)}</pre>", "text/plain": text}, raw=True)
+            return
+        for sentence in prompts.fetch(run):
+            print(sentence, flush=True)
+        if params.server_url is not None:
+            found = workloads.identity(params.server_url, recipe)
+            answered = [("address", params.server_url), ("model", found.model)]
+            version = next(iter(found.versions), "it does not tell its version")
+            table("A server that already runs", [*answered, (f"{recipe.engine.name}", version)])
             return
         folder = catalog.path_of(params.recipe).parent
         env = environment.prepare(recipe.engine, folder / "engine.lock", run.path / "install.log")
         run.write_text("engine-freeze.txt", env.freeze)
-        path = weights.fetch(recipe.model, params.weights_path)
-        facts = weights.facts(path)
-        if recipe.model.convert is not None:
-            path = conversion.convert(path, recipe.model.convert, env, run.path / "install.log")
-            facts["model.converted_sha256"] = conversion.digest(path)
-        run.write_json("weights.json", {"path": machine_.shortened(path), "facts": facts})
+        known = run.path / "weights.json"
+        earlier = run_folder.read_json(known) if known.exists() else None
+        ready = preparation.ready(recipe.model, env, run.path / "install.log", params.weights_path, earlier)
+        run.write_json("weights.json", {**ready.told, **checkpoint.told(ready.path)})
         told = {"path": machine_.shortened(env.path), "key": env.key, "seconds": env.seconds}
         run.write_json("environment.json", {**told, "fixes": env.fixes, "exports": env.exports})
         table(
@@ -119,14 +148,15 @@ def prepare(run: Run) -> None:
                 ("environment", f"{env.key}, " + (f"built in {env.seconds:g} s" if env.seconds else "reused")),
                 *((f"fix {fix['name']}", fix["why"]) for fix in env.fixes),
                 ("installed", ", ".join(env.freeze.split("\n")).strip(", ")),
-                (
-                    "weights",
-                    f"{recipe.model.files[0].path.rpartition('/')[2]}, {facts['model.bytes'] / 1e6:.0f} MB, "
-                    f"sha256 {facts['model.sha256'][:16]}…"
-                    + (f", as {recipe.model.convert.dtype}" if recipe.model.convert else ""),
-                ),
+                *preparation.described(ready.told, recipe.model),
             ],
         )
+
+
+def _commands(run: Run) -> str:
+    """What a live run executes, as it is shown on pages for others; or why that cannot be told."""
+    folder = catalog.path_of(run.parameters.recipe).parent
+    return "\n".join(commands.lines(commands.of(run.recipe, run.parameters, folder), private=True)) + "\n"
 
 
 def measure(run: Run, only: int | None = None) -> None:
@@ -134,9 +164,13 @@ def measure(run: Run, only: int | None = None) -> None:
     with run.stage("measure"):
         if lacks(run):
             return
+        if run.parameters.server_url is not None:
+            workloads.measure(run, None, None, only)
+            return
         made, files = (run_folder.read_json(run.path / n) for n in ("environment.json", "weights.json"))
         where = [machine_.expanded(told["path"]) for told in (made, files)]
-        workloads.measure(run, *where, only, made.get("exports"))
+        draft = machine_.expanded(files["draft"]["path"]) if "draft" in files else None
+        workloads.measure(run, *where, only, made.get("exports"), draft)
 
 
 def results(run: Run) -> None:
@@ -144,12 +178,17 @@ def results(run: Run) -> None:
     with run.stage("results"):
         result = results_.compute(run.path)
         run.write_json("result.json", result)
-        table("Verdicts", verdicts(result))
+        table("Verdicts", verdicts(result, nothing=bool(lacks(run))))
 
 
-def verdicts(result: dict) -> list[tuple[str, str]]:
-    """(claim, word and reason) of every claim of a result, and before them what to know first."""
+def verdicts(result: dict, nothing: bool = False) -> list[tuple[str, str]]:
+    """(claim, word and reason) of every claim of a result, and before them what to know first.
+
+    With `nothing` measured how many claims there are: none of them was held against anything.
+    """
     judged = [*result.get("verdicts", []), *result["comparisons"]]
+    if nothing:
+        return [(plural(len(judged), "claim"), "as published: the report shows them. Nothing was measured here.")]
     return [
         *(("mind", flag) for flag in result["flags"]),
         *((v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in judged),
@@ -167,6 +206,7 @@ def report(run: Run) -> None:
     """report.html, and the run's end: completed, or lacking with what is missing."""
     with run.stage("report"):
         finish(run)
+        run.write_json("result.json", results_.compute(run.path))  # a verdict tells how the run ended
         path = report_.write(run.path)
     run.close()
     table("Report", [("open", str(path))])

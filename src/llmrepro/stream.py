@@ -19,7 +19,7 @@ SPOKEN = {"text", "reasoning", "tool"}
 
 OVERFLOW = re.compile(
     r"exceed_context_size|context_length_exceeded|context (length|size|window)"
-    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long",
+    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long|does not fit the context",
     re.IGNORECASE,
 )
 MEMORY = re.compile(r"out of memory|OutOfMemory|bad_alloc", re.IGNORECASE)

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrepro import comparison, findings, study_results
+from llmrepro import comparison, findings, quotations, study_results
 from llmrepro.client import Record
 from llmrepro.comparison import StudyParameters
 from llmrepro.findings import Findings
-from llmrepro.recipe import Server
+from llmrepro.quotations import Row
+from llmrepro.recipe import Recipe, Server
 from llmrepro.run_folder import read_json, status
 from llmrepro.study import Study
 from llmrepro.workload import Workload
@@ -24,6 +25,21 @@ class StudyFindings:
     machine: dict
     arms: dict[str, Findings]
     result: dict  # computed anew: a page shows what the records say
+
+    @property
+    def published_only(self) -> bool:
+        """Whether the page shows a publication and no measurement: no arm was asked, nor could be."""
+        return self.status["outcome"] == "lacking" and not any(arm.records for arm in self.arms.values())
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """The recipe of each arm."""
+        return {arm: one.recipe for arm, one in self.arms.items()}
+
+    @property
+    def quoted(self) -> list[Row]:
+        """What was published of the arms, side by side."""
+        return quotations.rows(self.study, self.recipes)
 
     @property
     def asked(self) -> int:

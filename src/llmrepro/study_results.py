@@ -4,7 +4,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from llmrepro import capacity, comparison, conditions, differences, pairing, ratios, results, terms, verdict
+from llmrepro import break_even, comparison, conditions, contrast, differences, pairing, ratios, results, terms
 from llmrepro.claim import Side
 from llmrepro.differences import Setup
 from llmrepro.notation import plural
@@ -22,7 +22,7 @@ def compute(path: Path) -> dict:
     `arms` {arm, recipe, engine, servers, contenders {server: label}, outcome, reason, requests}; `line`, text;
     `differences` {name, values by arm}; `untold` names; `metrics` rows {metric, unit, workload, case, statistic,
     values: [{arm, server, value, low, high, n, boots, note}], ratio, see _ratio}; `comparisons`, see
-    verdict.Compared; `break_even`, see _break_evens; `flags`, sentences; `inputs`, the sha256 of what was read.
+    contrast.Compared; `break_even`, see _break_evens; `flags`, sentences; `inputs`, the sha256 of what was read.
     """
     study = comparison.load_study(path)
     folders = comparison.arm_folders(path)
@@ -89,17 +89,17 @@ class _Arm:
 
     def conditions(self, side: Side) -> list[conditions.Condition]:
         found = [conditions.Condition(**c) for c in self.result["conditions"]]
-        return [c._replace(name=f"{self.id}: {c.name}") for c in verdict.concerning(found, side)]
+        return [c._replace(name=f"{self.id}: {c.name}") for c in conditions.concerning(found, side)]
 
 
-def _judged(claim, arms: dict[str, _Arm]) -> verdict.Compared:
+def _judged(claim, arms: dict[str, _Arm]) -> contrast.Compared:
     a, b = arms[claim.a.arm], arms[claim.b.arm]
     bound = a.conditions(claim.a) + (
         b.conditions(claim.b) if b is not a or claim.b.server != claim.a.server else []
     )
     here = [results.here(arm.path) for arm in ([a] if a is b else [a, b])]
     shared = {n: here[0].get(n) if len({str(h.get(n)) for h in here}) == 1 else _both(n, here) for n in here[0]}
-    return verdict.compare(
+    return contrast.compare(
         claim, a.measured, b.measured, list(dict.fromkeys(bound)) + conditions.stated(claim.conditions, shared)
     )
 
@@ -115,7 +115,7 @@ def _side_by_side(arms: dict[str, _Arm]) -> list[dict]:
     rows: dict[tuple, dict] = {}
     for arm in arms.values():
         for row in arm.result["metrics"]:
-            if row["server"] is not None and row["server"] not in arm.servers:
+            if row["metric"] == "outcome" or (row["server"] is not None and row["server"] not in arm.servers):
                 continue
             key = tuple(row[k] for k in ("metric", "workload", "case", "statistic"))
             shown = rows.setdefault(
@@ -161,7 +161,7 @@ def _ratio(row: dict, arms: dict[str, _Arm]) -> dict | None:
 def _break_evens(arms: dict[str, _Arm]) -> list[dict]:
     """For every two servers that answered the same requests: which of them costs less of a day, and when.
 
-    {a, b, request, boots, starts_s, requests_s} and what capacity.BreakEven has, by labels instead of a and b.
+    {a, b, request, boots, starts_s, requests_s} and what break_even.BreakEven has, by labels instead of a and b.
     """
     there = [(arm, label, server) for arm in arms.values() for label, server in arm.contenders()]
     return [found for a, b in combinations(there, 2) if (found := _break_even(a, b)) is not None]
@@ -188,7 +188,7 @@ def _break_even(a: tuple[_Arm, str, str], b: tuple[_Arm, str, str]) -> dict | No
         [[fmean(v[n].values()) for n in boots] for v in pair] for pair in values
     )
     try:
-        found = capacity.break_even(start_a, start_b, request_a, request_b)
+        found = break_even.break_even(start_a, start_b, request_a, request_b)
     except ValueError:  # a time of nought, which only a changed folder holds
         return None
     return {

@@ -2,9 +2,10 @@
 
 A script of its own (the standard library only), run as `python -I supervisor.py SPEC.json` in its own
 session, with the read end of a pipe as stdin. SPEC.json holds `parent_pid`, `grace_s`, `server` and `sampler`
-(null, or `{argv, env, cwd, log}`), `exit_file`, `status_file` (a path or null) and `secret` (null, or the
-text in argv and env that stands for a secret: then the first line on stdin is the secret, so that no file
-ever holds it).
+(null, or `{argv, env, cwd, log}`), `cleanup` (commands that take away what is no descendant, such as a
+container: run with the server's environment before the server is told to end, and again after), `exit_file`,
+`status_file` (a path or null) and `secret` (null, or the text in argv and env that stands for a secret: then
+the first line on stdin is the secret, so that no file ever holds it).
 
 stdin: `stop` on a line stops in order; the end of the pipe without it, or the end of `parent_pid`, means that
 whoever measured has died. stdout: one JSON line, `{pid, started_ns}` or `{failed, errno}`; started_ns is
@@ -31,6 +32,7 @@ from datetime import UTC, datetime
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REST_S = 2.0  # what is left once the server's main process is gone has this long to end by itself
 STUCK_S = 30.0  # a process in uninterruptible sleep (a driver) cannot be killed: then say so and go
+CLEANUP_S = 30.0  # for each clean-up command: a container's runtime may hang
 OOM_SCORE = 500  # of 1000: short of memory, the machine ends the server and not the notebook
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -77,7 +79,8 @@ def _guard(spec: dict, worker: int, secret: str) -> int:
     if code == 0:
         return 0
     log(f"the worker ended with {code}")
-    end_tree(_reap, None, spec["grace_s"], lambda: False)
+    clean_up(spec)
+    end_tree(_reap, spec["grace_s"], lambda: False)
     hide(spec["server"]["log"], secret)
     if not os.path.exists(spec["exit_file"]):
         write_json(
@@ -120,7 +123,10 @@ class Worker:
             say({"pid": self.server, "started_ns": started_ns})
             self._wait(wake)
         heard = len(self.signals)
-        left = end_tree(self.reap, self.server, self.spec["grace_s"], lambda: len(self.signals) > heard)
+        clean_up(self.spec)
+        end_first(self.reap, self.server, self.spec["grace_s"], lambda: len(self.signals) > heard)
+        clean_up(self.spec)  # for what came to be after it was first looked for
+        left = end_tree(self.reap, self.spec["grace_s"], lambda: len(self.signals) > heard)
         if left:
             log(f"could not be ended (uninterruptible): {left}")
         hide(self.spec["server"]["log"], self.secret)
@@ -231,22 +237,58 @@ def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int
     return child.pid, started_ns
 
 
-def end_tree(reap, first: int | None, grace_s: float, hurry) -> list[int]:
+def end_first(reap, first: int | None, grace_s: float, hurry) -> None:
+    """Tell the server's main process to end, since an engine ends its own workers best; return once it has, or
+    after `grace_s`. `reap()` collects ended children and is true when there are none; `hurry()` true skips the
+    waiting."""
+    if first is None:
+        return
+    _send(signal.SIGTERM, [first])
+    end = time.monotonic() + grace_s
+    while time.monotonic() < end and not hurry():
+        if reap() or parent_of(first) != os.getpid():
+            return
+        time.sleep(0.02)
+
+
+def clean_up(spec: dict) -> None:
+    """Run the clean-up commands in order, each for CLEANUP_S at most; what they say goes into this log.
+
+    Before anything is told to end, since podman's monitor is a descendant: once that is killed its container
+    cannot be removed, and `podman run` told to end while it makes a network leaves that behind.
+    """
+    for argv in spec.get("cleanup", []):
+        try:
+            process = subprocess.Popen(
+                argv,
+                cwd="/",  # the run folder may be gone
+                env=spec["server"]["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                stderr=2,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log(f"clean-up could not be started: {error}")
+            continue
+        try:
+            process.wait(CLEANUP_S)
+        except subprocess.TimeoutExpired:
+            log(f"clean-up does not end, so it is killed: {argv}")
+            process.returncode = 0  # with the tree
+
+
+def end_tree(reap, grace_s: float, hurry) -> list[int]:
     """End every descendant of this process. Returns the pids that could not be ended.
 
-    `first` (the server's main process: an engine ends its own workers best) is told to end and has `grace_s`;
-    then what is left is told and has REST_S, or `grace_s` if that is less; then all are killed. `reap()`
-    collects ended children and is true when there are none; `hurry()` true skips the waiting.
+    All are told and have REST_S, or `grace_s` if that is less; then all are killed. `reap` and `hurry` as above.
     """
-    for pids, wait_s in (([first] if first else [], grace_s), (None, min(REST_S, grace_s))):
-        _send(signal.SIGTERM, descendants() if pids is None else pids)
-        end = time.monotonic() + wait_s
-        while time.monotonic() < end and not hurry():
-            if reap():
-                return []
-            if pids is not None and (first is None or parent_of(first) != os.getpid()):
-                break
-            time.sleep(0.02)
+    _send(signal.SIGTERM, descendants())
+    end = time.monotonic() + min(REST_S, grace_s)
+    while time.monotonic() < end and not hurry():
+        if reap():
+            return []
+        time.sleep(0.02)
     end = time.monotonic() + STUCK_S
     while not reap():
         _send(signal.SIGSTOP, descendants())  # frozen, nothing forks between listing and killing

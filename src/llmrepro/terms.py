@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import Literal, NamedTuple
 
-Outcome = Literal["running", "completed", "failed", "stopped", "lacking", "interrupted"]
+Outcome = Literal["running", "completed", "failed", "stopped", "lacking", "interrupted", "imported"]
 Word = Literal["reproduced", "not_reproduced", "inconclusive", "not_comparable", "not_evaluated"]
 Mode = Literal["auto", "live", "published"]
 Profile = Literal["quick", "full"]
@@ -63,11 +63,17 @@ METRICS = {
     "decode_tps.published_2026_10": Metric(
         "decode speed, (N-1) to the stream's end", "tok/s", "higher", "request"
     ),
+    "decode_tps.published_2026_08": Metric(
+        "decode speed, (N-1) from the first event to the stream's end", "tok/s", "higher", "request"
+    ),
     "decode_tps.server": Metric("decode speed by the server's own clock", "tok/s", "higher", "request"),
     "e2e_tps": Metric("output tokens per second of the whole request", "tok/s", "higher", "request"),
     "prefill_tps": Metric("prefill speed", "tok/s", "higher", "request"),
     "prefill_tps.published_2026_10": Metric(
         "prefill speed, prompt tokens / TTFT, cached or not", "tok/s", "higher", "request"
+    ),
+    "prefill_tps.published_2026_08": Metric(
+        "prefill speed, prompt tokens / first event, cached or not", "tok/s", "higher", "request"
     ),
     "prefill_tps.server": Metric("prefill speed by the server's own clock", "tok/s", "higher", "request"),
     "prefill_tps.slope": Metric(
@@ -119,6 +125,17 @@ CONDITIONS = {
     "cooling": "cooling",
     "python": "Python",
     "cuda": "CUDA toolkit",
+}
+
+# How one number is made of many.
+STATISTICS = {
+    "mean_of_means": "mean of the prompts' means",
+    "token_weighted": "token-weighted mean",
+    "harmonic": "harmonic mean of the prompts",
+    "median": "median of the prompts",
+    "slope": "slope over lengths",
+    "mean": "mean",
+    "value": "value",
 }
 
 

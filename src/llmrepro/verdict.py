@@ -1,312 +1,192 @@
-"""A claim held against a run: one word and its reason.
+"""A claim held against a run: one word, its reason, and the numbers that a chart of it needs.
 
-Exact claims are judged here, and what two measurements made here say of each other. A claim of a rate needs the
-interval of measured / published and is said to be `not_evaluated` until that can be computed: a word that is not
-earned is not given.
+A measured value is held against the published one through the 95 % interval of their ratio: wholly within the
+tolerance it is `reproduced`, wholly beyond it `not_reproduced`, across its border `inconclusive`. A word is said
+only when it is earned: a differing condition, a gate, a failed run or a value that was not measured here bar it.
 """
 
-from math import inf, nextafter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from llmrepro import intervals, pairing, ratios, terms
-from llmrepro.claim import Claim, Comparison, Side
-from llmrepro.conditions import Condition
-from llmrepro.notation import measured, number, plural, quantity
-from llmrepro.pairing import Measured, NoPairs
+from llmrepro import agreement, outcomes, terms
+from llmrepro.claim import Claim
+from llmrepro.conditions import Condition, concerning, counted, differing, named
+from llmrepro.notation import published
 from llmrepro.recipe import Recipe
-from llmrepro.workload import Workload
-
-ABOUT = 0.15
-# What a ratio may be off by where its claim does not say: shares of it.
-PREFILL, GREEDY, SAMPLED, SHORT = 0.03, 0.05, 0.15, 0.10
-SHORT_TOKENS = 100
 
 
 class Verdict(BaseModel):
-    """What is said of one claim. `published` and `here` are shown side by side, never mixed."""
+    """What is said of one claim. `published` and `here` are shown side by side, never mixed.
+
+    `ratio` is measured / published with its 95 % interval `low` to `high`, of a range measured / its middle; the
+    greatest sample, for a peak, and a fact have none. `tolerance` are the ratios between which the claim holds,
+    None an open end. `here_low` and `here_high` are the same interval in the metric's unit, `published_low` and
+    `published_high` the ends of what was published. `more_boots` is how many more would decide, where some would.
+    `conditions` are those that differ.
+    """
 
     claim: str
     word: terms.Word
     reason: str
     published: str | int | float | list | None
     here: str | int | float | None
+    metric: str = ""
+    unit: str = ""
+    server: str | None = None
+    workload: str | None = None
+    case: str | None = None
+    form: str = ""
+    text: str = ""  # the published value in the words of its form
+    published_low: float | None = None
+    published_high: float | None = None
+    samples: list[float] = []
+    spread: tuple[float, float] | None = None
+    here_low: float | None = None
+    here_high: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tolerance: tuple[float | None, float | None] | None = None
+    tolerance_reason: str = ""
+    noise: dict | None = None
+    more_boots: int | None = None
+    notes: list[str] = []
+    conditions: list[dict] = []
 
 
-def judge(claim: Claim, rows: list[dict], conditions: list[Condition]) -> Verdict:
-    """The verdict of a claim from a result's metric rows (see results.py) and conditions."""
-    published = claim.value.published
-    found = [r for r in rows if r["metric"] == claim.metric and _same(claim, r)]
-    conditions = [c for c in conditions if _concerns(c, claim)]
+@dataclass(frozen=True)
+class Around:
+    """What a verdict takes besides values and conditions. `recipe` is the one that was run.
 
-    def say(word: terms.Word, reason: str, here=None) -> Verdict:
-        return Verdict(
-            claim=claim.id,
-            word=word,
-            reason=reason,
-            here=here,
-            published=list(published) if isinstance(published, tuple) else published,
-        )
+    `absent` is why nothing of this run is judged (it lacks something, it failed), `unfinished` why a value may be
+    missing. `bars` are reasons against a server's speeds, such as one above the bandwidth roofline, by server.
+    """
 
+    recipe: Recipe | None = None
+    absent: str | None = None
+    unfinished: str | None = None
+    imported: bool = False
+    bars: Mapping[str, str] = field(default_factory=dict)
+
+
+def judge(claim: Claim, rows: list[dict], conditions: list[Condition], around: Around = Around()) -> Verdict:
+    """The verdict of a claim from a result's metric rows (see rows.py) and conditions.
+
+    A metric's id is its definition, so that only a row of the same id is held against a claim, of the statistic
+    that it names; values of a log's windows only against log_window.* of the same id. Protocol and endpoint are
+    settings of a workload: one that was changed for the run is a differing condition.
+    """
+    bound = concerning(conditions, claim)
+    said = _Saying(claim, bound)
+    if around.absent:
+        return said("not_evaluated", around.absent)
+    found = matching(claim, rows)
+    if claim.value.form == "words":
+        here = found[0]["value"] if len(found) == 1 else None
+        return said("not_evaluated", f"published without a number: {claim.value.words}", here=here)
     if not found:
-        return say(
-            "not_evaluated", "no such value in this run: not asked, not answered, or not told by its definition"
-        )
+        return said("not_evaluated", _missing(claim, around))
+    if claim.value.form in ("completed_to", "failed_at"):
+        told = outcomes.judge(claim.value, found, of_case=claim.case is not None)
+        if told.word == "not_evaluated":
+            return said(told.word, told.reason, here=told.here)
+        return _barred(said, around, bound, told.word, told.reason, told.reason, here=told.here)
     if len(found) > 1:
-        return say(
+        return said(
             "not_evaluated",
             f"{len(found)} measured values fit this claim; its recipe must name the "
             "server, workload, case and statistic it means",
         )
-    here = found[0]["value"]
+    row = found[0]
+    if row["value"] is None:
+        return said("not_evaluated", row["note"] or "the engine does not tell it")
     if claim.value.form != "exact":
-        return say("not_evaluated", "this version judges exact claims only", here)
-    if here is None:
-        return say("not_evaluated", found[0].get("note") or "the engine does not tell it", here)
-    differing = [c for c in conditions if c.deciding and c.relation == "differs"]
-    if terms.METRICS[claim.metric].of != "weights" and differing:  # a file's facts depend on nothing else
-        named = "; ".join(f"{c.name}: published {c.published}, here {c.here}" for c in differing)
-        return say("not_comparable", named, here)
-    if here == published:
-        return say("reproduced", "equal" + _counted(conditions), here)
-    return say("not_reproduced", f"published {published}, here {here}", here)
+        return _number(claim, row, around, said, bound)
+    here, wanted = row["value"], claim.value.exact
+    word, reason = (
+        ("reproduced", "equal") if here == wanted else ("not_reproduced", f"published {wanted}, here {here}")
+    )
+    return _barred(said, around, bound, word, reason, "", here=here)
 
 
-def concerning(conditions: list[Condition], side: Side) -> list[Condition]:
-    """Those of a run's conditions that bear on a side of a comparison."""
-    return [c for c in conditions if _concerns(c, side)]
+def matching(claim: Claim, rows: list[dict]) -> list[dict]:
+    """The rows that a claim speaks of: no case named means the whole workload, not every case."""
+    return [row for row in rows if row["metric"] == claim.metric and _same(claim, row)]
 
 
 def _same(claim: Claim, row: dict) -> bool:
-    """Whether a row is what the claim speaks of: no case named means the whole workload, not every case."""
+    of_boot = terms.METRICS[claim.metric].of == "boot" and row["workload"] is None
+    every_case = claim.metric == "outcome" and claim.case is None
     return (
-        row["case"] == claim.case
+        (row["case"] == claim.case or every_case)
         and claim.statistic in ("value", row["statistic"])
-        and all(
-            wanted is None or row[key] == wanted
-            for key, wanted in (("server", claim.server), ("workload", claim.workload))
-        )
+        and claim.server in (None, row["server"])
+        and (claim.workload in (None, row["workload"]) or of_boot)
     )
 
 
-def _concerns(condition: Condition, claim: Claim | Side) -> bool:
-    """A setting of another workload or server (`workloads.chat.…`) changes nothing for this claim."""
-    part, _, rest = condition.name.partition(".")
-    own = {"workloads": claim.workload, "servers": claim.server}.get(part, ...)
-    return own is ... or (own is None and part == "servers") or own == rest.partition(".")[0]
+class _Saying:
+    """Makes a claim's verdicts, each with what is the same in all of them."""
+
+    def __init__(self, claim: Claim, bound: list[Condition]):
+        self.claim = claim
+        low, high = agreement.ends(claim)
+        value = claim.value.published
+        self._same = {
+            "claim": claim.id,
+            "published": list(value) if isinstance(value, tuple) else value,
+            "metric": claim.metric,
+            "unit": terms.METRICS[claim.metric].unit,
+            "server": claim.server,
+            "workload": claim.workload,
+            "case": claim.case,
+            "form": claim.value.form,
+            "text": published(claim.value, claim.unit),
+            "published_low": low,
+            "published_high": high,
+            "samples": claim.samples,
+            "spread": claim.spread,
+            "conditions": [c._asdict() for c in bound if c.relation == "differs"],
+        }
+
+    def __call__(self, word: terms.Word, reason: str, here=None, **more) -> Verdict:
+        return Verdict(word=word, reason=reason, here=here, **{**self._same, **more})
 
 
-def _counted(conditions: list[Condition]) -> str:
-    deciding = [c.relation for c in conditions if c.deciding]
-    unstated, unknown = deciding.count("unstated_there"), deciding.count("unknown_here")
-    said = [
-        f"{n} condition{'s' if n > 1 else ''} {what}"
-        for n, what in ((unstated, "unstated by the publication"), (unknown, "not observable here"))
-        if n
-    ]
-    return "; " + ", ".join(said) if said else ""
+def _barred(
+    said: _Saying, around: Around, bound: list[Condition], word, reason: str, line: str, **more
+) -> Verdict:
+    """The verdict, or what bars it: a value from elsewhere, or deciding conditions that differ. `line` is what is
+    shown then."""
+    if around.imported:
+        return said("not_evaluated", _joined("imported, not measured here", line), **more)
+    differs = [] if terms.METRICS[said.claim.metric].of == "weights" else differing(bound)
+    if differs:  # a file's facts depend on nothing else
+        return said("not_comparable", _joined(named(differs), line), **more)
+    return said(word, reason + (counted(bound) if word in ("reproduced", "not_reproduced") else ""), **more)
 
 
-class Ratio(BaseModel):
-    """a / b of one case, or of the sides as they are (`case` None): the geometric mean over pairs.
-
-    `low` and `high` are None below three pairs; `a` and `b` are plain means over the same pairs. `of` is what a
-    pair is: a boot's turn, or a round of one boot; `more` how many more would decide, where some would.
-    """
-
-    case: str | None
-    word: terms.Word
-    reason: str
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    n: int = 0
-    of: str | None = None
-    more: int | None = None
-    a: float | None = None
-    b: float | None = None
+def _number(claim: Claim, row: dict, around: Around, said: _Saying, bound: list[Condition]) -> Verdict:
+    """The verdict of a measured number."""
+    recipe = around.recipe
+    workload = next((w for w in recipe.workloads if w.id == row["workload"]), None) if recipe else None
+    found = agreement.of(claim, row, workload, recipe.between if recipe else ())
+    speed = claim.metric.startswith(("decode_tps", "e2e_tps"))
+    gate = row["gate"] or (around.bars.get(row["server"]) if speed else None)
+    if gate:
+        return said("not_evaluated", _joined(gate, found.line), **found.numbers)
+    return _barred(said, around, bound, found.word, _joined(found.line, *found.why), found.line, **found.numbers)
 
 
-class Compared(BaseModel):
-    """What is said of one comparison. `here` is a / b as found where it speaks of one case or one mean."""
-
-    claim: str
-    word: terms.Word
-    reason: str
-    metric: str
-    unit: str
-    published: str
-    here: float | None = None
-    low: float | None = None
-    high: float | None = None
-    ratios: list[Ratio] = []
-    conditions: list[dict] = []
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
-def compare(comparison: Comparison, a: Measured, b: Measured, conditions: list[Condition]) -> Compared:
-    """The verdict of a comparison from what both its sides measured, and the conditions that it is bound to.
-
-    `reproduced` when the interval of a / b lies wholly where the claim says, `not_reproduced` wholly elsewhere,
-    `inconclusive` across a border or without an interval. Of each case: all must hold, one that fails fails it.
-    """
-    claimed = bounds(comparison, a.recipe)
-    said = {
-        "claim": comparison.id,
-        "metric": comparison.metric,
-        "unit": terms.METRICS[comparison.metric].unit,
-        "published": form(comparison),
-        "conditions": [c._asdict() for c in conditions],
-    }
-    absent = [f"{run.name}: {run.absent}" if run.name else run.absent for run in (a, b) if run.absent]
-    if absent:
-        return Compared(word="not_evaluated", reason="; ".join(dict.fromkeys(absent)), **said)
-    try:
-        found = [_ratio(comparison, a, b, case, claimed) for case in pairing.cases(comparison, a, b)]
-    except NoPairs as why:
-        return Compared(word="not_evaluated", reason=str(why), **said)
-    one = found[0] if not comparison.each_case else None
-    said |= {"ratios": found, **({"here": one.ratio, "low": one.low, "high": one.high} if one else {})}
-    word, reason = (one.word, one.reason) if one else _of_all(found)
-    differing = [c for c in conditions if c.deciding and c.relation == "differs"]
-    if differing and word != "not_evaluated":
-        named = "; ".join(f"{c.name.replace('_', ' ')}: published {c.published}, here {c.here}" for c in differing)
-        shown = one.reason.partition(";")[0] if one else ", ".join(f"{r.case} {_times(r)}" for r in found if r.n)
-        return Compared(word="not_comparable", reason=f"{named}; {shown}", **said)
-    if word in ("reproduced", "not_reproduced"):
-        reason += _counted(conditions)
-    return Compared(word=word, reason=reason, **said)
-
-
-def form(comparison: Comparison) -> str:
-    """What is claimed of a / b, in words."""
-    if comparison.order is not None:
-        return f"a {comparison.order} b"
-    if comparison.ratio is not None:
-        found = comparison.ratio.published
-        if comparison.ratio.form == "range":
-            return f"{number(found[0])} to {number(found[1])} times"
-        return f"{'about ' if comparison.ratio.form == 'about' else ''}{number(found)} times"
-    return (
-        f"at least {number(comparison.at_least)} times"
-        if comparison.at_least is not None
-        else f"at most {number(comparison.at_most)} times"
-    )
-
-
-def bounds(comparison: Comparison, recipe: Recipe) -> tuple[float, float] | None:
-    """Between which ratios a claim holds, ends included; None for a ratio that has no tolerance to be held to."""
-    if comparison.order is not None:
-        return (nextafter(1, inf), inf) if comparison.order == "above" else (-inf, nextafter(1, 0))
-    if comparison.at_least is not None:
-        return comparison.at_least, inf
-    if comparison.at_most is not None:
-        return -inf, comparison.at_most
-    published = comparison.ratio.published
-    low, high = published if comparison.ratio.form == "range" else (published, published)
-    workload = next((w for w in recipe.workloads if w.id == comparison.a.workload), None)
-    share = ABOUT if comparison.ratio.form == "about" else tolerance(comparison.metric, workload)
-    share = comparison.tolerance.relative if comparison.tolerance else share
-    return None if share is None else (low * (1 - share), high * (1 + share))
-
-
-def tolerance(metric: str, workload: Workload | None) -> float | None:
-    """The share that a measured value may be off by default; None where a claim must say it itself."""
-    if metric.startswith("prefill_tps") or (metric == "ttft_s" and workload and workload.kind == "prefill"):
-        return PREFILL
-    if metric.startswith("decode_tps") and workload:
-        if workload.max_tokens < SHORT_TOKENS:
-            return SHORT
-        return SAMPLED if workload.sampling.temperature > 0 else GREEDY
-    return None
-
-
-def _ratio(
-    comparison: Comparison, a: Measured, b: Measured, case: str | None, claimed: tuple[float, float] | None
-) -> Ratio:
-    try:
-        paired = pairing.paired(comparison, a, b, case)
-        found = ratios.of(paired.pairs)
-    except ValueError as why:  # NoPairs among them
-        return Ratio(case=case, word="not_evaluated", reason=str(why))
-    means = [intervals.of([pair[i] for pair in paired.pairs]).mean for i in (0, 1)]
-    unit = terms.METRICS[comparison.metric].unit
-    names = side_names(comparison.a, comparison.b)
-    here = Ratio(
-        case=case,
-        word="inconclusive",
-        reason="",
-        ratio=found.mean,
-        low=found.low,
-        high=found.high,
-        n=found.n,
-        of=paired.of,
-        a=means[0],
-        b=means[1],
-    )
-    told = (
-        f"{names[0]} {quantity(means[0], unit)}, {names[1]} {quantity(means[1], unit)}: "
-        f"{_times(here)}, {paired.counted()}"
-    )
-    word, why = _word(found, claimed)
-    more = ratios.more_pairs(paired.pairs, *claimed) if word == "inconclusive" else None
-    if word == "inconclusive" and found.n >= intervals.FEWEST:
-        why = _more(more, paired.of)
-    return here.model_copy(update={"word": word, "reason": f"{told}{why}", "more": more})
-
-
-def _word(found: intervals.Interval, claimed: tuple[float, float] | None) -> tuple[terms.Word, str]:
-    if claimed is None:
-        return "not_evaluated", "; this metric has no tolerance of its own, and the claim must state one"
-    place = ratios.place(found, *claimed)
-    if place is None:
-        return "inconclusive", f"; {intervals.FEWEST} are needed"
-    if place == "inside":
-        return "reproduced", ""
-    if place == "outside":
-        return "not_reproduced", f"; that is {'lower' if found.high < claimed[0] else 'higher'} than claimed"
-    return "inconclusive", ""
-
-
-def _more(more: int | None, of: str) -> str:
-    if more is None:
-        return f"; too near the border for more {of}s to decide"
-    return f"; about {plural(more, f'more {of}')} would decide"
-
-
-def _of_all(found: list[Ratio]) -> tuple[terms.Word, str]:
-    """One word for all cases, and which of them are how."""
-    said = [
-        f"{what} {', '.join(f'{r.case} ({_times(r) if r.n else r.reason})' for r in found if r.word == word)}"
-        for word, what in (
-            ("reproduced", "holds for"),
-            ("not_reproduced", "fails for"),
-            ("inconclusive", "open for"),
-            ("not_evaluated", "not judged for"),
-        )
-        if any(r.word == word for r in found)
-    ]
-    words = {r.word for r in found}
-    word = next(w for w in ("not_reproduced", "not_evaluated", "inconclusive", "reproduced") if w in words)
-    fewest = min((r for r in found if r.n), key=lambda r: r.n, default=None)
-    if fewest is None:
-        return word, "; ".join(said)
-    counted = f"{plural(fewest.n, fewest.of)}{' each' if fewest.of == 'boot' else ''}"
-    needed = f"; {intervals.FEWEST} are needed" if fewest.n < intervals.FEWEST else ""
-    if word == "inconclusive" and not needed:
-        wanted = [r.more for r in found if r.word == word]
-        needed = _more(None if None in wanted else max(wanted), fewest.of)
-    return word, f"{'; '.join(said)}; {counted}{needed}"
-
-
-def _times(found: Ratio) -> str:
-    value, interval = measured(found.ratio, found.low, found.high)
-    return f"{value} times" + (f" ({interval})" if interval else "")
-
-
-def side_names(a: Side, b: Side) -> tuple[str, str]:
-    """What tells two sides apart: arm, server, workload or case, those of them that differ."""
-    pairs = [(x, y) for x, y in zip(a.model_dump().values(), b.model_dump().values(), strict=True) if x != y]
-    return (
-        " · ".join(x for x, _ in pairs if x is not None) or "a",
-        " · ".join(y for _, y in pairs if y is not None) or "b",
-    )
+def _missing(claim: Claim, around: Around) -> str:
+    if claim.statistic == "log_window" and not claim.metric.startswith("log_window."):
+        return "published as a window of a log, and no such value is held against a request's own"
+    if around.unfinished:
+        return around.unfinished
+    return "no such value in this run: not asked, not answered, or not told by its definition"

@@ -106,9 +106,10 @@ class Workload(Part):
         if self.sampling.seeds and len(self.sampling.seeds) < self.repeats:
             raise ValueError(f"{self.repeats} rounds need as many `seeds`, found {len(self.sampling.seeds)}")
         ids = [p.id for p in self.prompts]
-        if len(set(ids)) < len(ids):
+        named = [*ids, *([self.text.id] if self.text else [])]
+        if len(set(named)) < len(named):
             raise ValueError("two prompts have one id; give each its own")
-        if self.warmup.id in ids or self.warmup.sha256 in {p.sha256 for p in self.prompts}:
+        if self.warmup.id in named or self.warmup.sha256 in {p.sha256 for p in self.prompts}:
             raise ValueError("the warm-up must not be a measured prompt: it would warm that prompt's cache")
         return self
 

@@ -1,13 +1,12 @@
 """Workloads of a run: what is to be asked, and the boots in which all that is missing of it is asked."""
 
-import hashlib
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrepro import bench as benches
-from llmrepro import engines, protocols, server
+from llmrepro import engines, prompts, protocols, running_server, server
 from llmrepro.bench import Bench
 from llmrepro.client import Record
 from llmrepro.parameters import Parameters
@@ -15,7 +14,7 @@ from llmrepro.progress import Progress
 from llmrepro.protocols import MeasureFailure, Step
 from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
-from llmrepro.run_folder import now, read_json, read_lines
+from llmrepro.run_folder import now, read_lines
 from llmrepro.workload import CASES, Workload
 
 ATTEMPTS = 2  # at a request in which the server dies
@@ -35,7 +34,8 @@ class Job:
 
 
 def plan(recipe: Recipe, params: Parameters) -> list[Job]:
-    """Every request that a complete run has, in order: per boot, per workload, rounds that ask every case.
+    """Every request that a complete run has, in order: per boot, per workload, rounds that ask every case, or case
+    by case all its repeats.
 
     The parameters choose servers and workloads, by name or by their profile.
     """
@@ -47,9 +47,15 @@ def plan(recipe: Recipe, params: Parameters) -> list[Job]:
         for w in recipe.workloads
         if s.id in w.on
         and (params.profile in w.profiles if params.workloads is None else w.id in params.workloads)
-        for repeat in range(w.repeats)
-        for case in w.cases
+        for case, repeat in _order(w)
     ]
+
+
+def _order(workload: Workload) -> list[tuple[str, int]]:
+    """(case, repeat) of one boot, in the order of the workload's protocol."""
+    if workload.protocol == "prompt_by_prompt":
+        return [(case, repeat) for case in workload.cases for repeat in range(workload.repeats)]
+    return [(case, repeat) for repeat in range(workload.repeats) for case in workload.cases]
 
 
 def estimate_s(recipe: Recipe, jobs: list[Job]) -> float:
@@ -94,53 +100,62 @@ def missing(run: Run) -> list[Job]:
 
 
 def measure(
-    run: Run, environment: Path, weights: Path, only: int | None = None, exports: dict[str, str] | None = None
+    run: Run,
+    environment: Path | None,
+    weights: Path | None,
+    only: int | None = None,
+    exports: dict[str, str] | None = None,
+    draft: Path | None = None,
 ) -> None:
     """Ask everything that is missing, a boot per server and replicate, each record written as it ends. `only` is
     the one replicate to ask of, so that the boots of several runs can take turns; `exports` are what the
-    environment's fixes give the engine.
+    environment's fixes give the engine, `draft` is the drafter's checkpoint.
 
     A failed request is a record with its status. A dead server is started again, and what killed it
     twice is not asked again. Raises ServerFailure when a server never gets ready, MeasureFailure after too many
-    deaths.
+    deaths, RunError when a prompt in the folder is not what its hash says.
     """
     recipe = run.recipe
     jobs = [j for j in missing(run) if only is None or j.replicate == only]
     by_id = {w.id: w for w in recipe.workloads}
     with Progress("measure", sum(protocols.seconds(by_id[j.workload], j.case) for j in jobs)) as bar:
         engine = engines.load(recipe.engine.name)
-        bench = Bench(run, recipe, engine, environment, weights, _texts(run), bar, exports or {})
+        url = run.parameters.server_url
+        running = identity(url, recipe) if url is not None and jobs else None
+        texts = prompts.texts(run.path)
+        bench = Bench(run, recipe, engine, environment, weights, texts, bar, exports or {}, running, draft)
         for one in recipe.servers:
             for replicate in range(one.boots) if only is None else [only]:
                 _replicate(bench, one, replicate)
 
 
-def _texts(run: Run) -> dict[str, str]:
-    """The prompts of a run by sha256. Raises MeasureFailure when one is not what its hash says."""
-    texts = read_json(run.path / "prompts.json")
-    for sha256, text in texts.items():
-        if hashlib.sha256(str(text).encode()).hexdigest() != sha256:
-            raise MeasureFailure(
-                f"{run.path}/prompts.json was changed: a text has not the sha256 {sha256}; start a new run"
-            )
-    return texts
+def identity(url: str, recipe: Recipe) -> running_server.Identity:
+    """Who answers at the address of a server that already runs. Raises RunError when that cannot be measured."""
+    versions = getattr(engines.load(recipe.engine.name), "versions", None)
+    wanted = {recipe.id, recipe.model.repo, *recipe.model.also_named}
+    return running_server.identity(url, versions, wanted)
 
 
 def _replicate(bench: Bench, one: Server, replicate: int) -> None:
     deaths = 0
     while jobs := [j for j in missing(bench.run) if (j.server, j.replicate) == (one.id, replicate)]:
         step = _step(bench.recipe, jobs[0])
-        opener = jobs[0] if step.fresh else None
+        opener = jobs[0] if step.fresh and not bench.running else None
         told = {"replicate": replicate}
         if opener is not None:  # what this boot is made for, and in which state of the page cache it starts
             state = "evicted" if step.evicted else "warm"
             labels = {"workload": opener.workload, "case": opener.case, "repeat": opener.repeat}
             told |= {**labels, "page_cache": state}
-        with benches.boot(bench, one, told) as boot:
+        with (benches.attached if bench.running else benches.boot)(bench, one, told) as boot:
             asker = _Asker(bench, boot, one, told, opener)
             for workload in bench.recipe.workloads:
                 asker.ask_all(workload, [j for j in jobs if j.workload == workload.id])
         killer = asker.killer
+        if killer and bench.running:
+            raise MeasureFailure(
+                f"the server at {boot.url} died or stopped answering during {killer.workload} {killer.case}; it "
+                "is not llmrepro's to start again. The records until then are kept: start it, then go on"
+            )
         deaths += killer is not None
         if deaths > DEATHS:
             raise MeasureFailure(
@@ -153,7 +168,9 @@ class _Asker:
     """Asks one live server. `opener` is the job that this boot was made for, `killer` the one it died in,
     `over` whether no more is asked of it."""
 
-    def __init__(self, bench: Bench, boot: server.Boot, one: Server, told: dict, opener: Job | None):
+    def __init__(
+        self, bench: Bench, boot: server.Boot | running_server.Running, one: Server, told: dict, opener: Job | None
+    ):
         self.bench, self.boot, self.one, self.told, self.opener = bench, boot, one, told, opener
         self.killer: Job | None = None
         self.over = False
@@ -263,10 +280,17 @@ class _Asker:
 
     def _impossible(self, job: Job, step: Step) -> str | None:
         """Why a case cannot be asked, or None."""
-        if step.slot != "restore":
-            return None
+        engine, name = self.bench.engine, self.bench.recipe.engine.name
+        workload = next(w for w in self.bench.recipe.workloads if w.id == job.workload)
+        if self.bench.running and workload.kind == "restart":
+            return "this server was running already, and llmrepro neither ends nor starts it"
+        reason = engine.impossible(workload) if hasattr(engine, "impossible") else None
+        if reason is None and workload.kind != "chat" and not hasattr(engine, "tokenize"):
+            reason = f"{name} counts the tokens of no text, and {workload.id} needs prompts of exact lengths"
+        if reason is not None or step.slot != "restore":
+            return reason
         if not hasattr(self.bench.engine, "slot"):
-            return f"{self.bench.recipe.engine.name} cannot keep its prompt cache over a restart"
+            return f"{name} cannot keep its prompt cache over a restart"
         if not self._slot_file(job).is_file():
             return "no prompt cache was saved before the restart; the log of the boot before may say why"
         return None
@@ -289,27 +313,27 @@ class _Asker:
             if ended is not None:
                 return ended
             time.sleep(0.05)
-        asked = benches.warmup(self.bench, self.bench.recipe.workloads[0], self.one.id, self.boot.number)
+        asked = benches.sign_of_life(self.bench, self.one.id, self.boot.number)
         probe = benches.ask_one(self.boot, asked, timeout_s=60)
         return None if probe.status in ANSWERED else f"it no longer generates: {probe.status}, {probe.error}"
 
     def _text(self, workload: Workload, job: Job, step: Step) -> str:
         """A step's prompt. Heads are salted anew each round, and the same in every boot that the round takes."""
-        texts = self.bench.texts
-        if workload.kind == "prefill":
-            salt = protocols.salt(self.bench.run.path.name, self.boot.number, job)
-            return protocols.salted(texts[workload.text.sha256], int(job.case), salt, self._count)
+        bench, by_id = self.bench, {p.id: p for p in workload.prompts}
         if workload.kind not in CASES:
-            return texts[next(p.sha256 for p in workload.prompts if p.id == job.case)]
-        salt = protocols.salt(
-            self.bench.run.path.name, job.server, job.replicate, job.workload, job.repeat, step.head
-        )
-        if salt not in self.heads:
-            self.heads[salt] = protocols.salted(
-                texts[workload.text.sha256], workload.head_tokens, salt, self._count
+            salt = protocols.salt(bench.label, self.boot.number, job)
+            if workload.kind == "chat":
+                text = bench.texts[prompts.key(workload, by_id[job.case])]
+                return protocols.with_own_line(text, salt) if workload.salted else text
+            return protocols.salted(
+                bench.texts[prompts.key(workload, workload.text)], int(job.case), salt, self._count
             )
+        salt = protocols.salt(bench.label, job.server, job.replicate, job.workload, job.repeat, step.head)
+        if salt not in self.heads:
+            text = bench.texts[prompts.key(workload, workload.text)]
+            self.heads[salt] = protocols.salted(text, workload.head_tokens, salt, self._count)
         head = protocols.changed(self.heads[salt]) if step.changed else self.heads[salt]
-        return f"{head}\n\n{texts[workload.prompts[step.tail].sha256]}"
+        return f"{head}\n\n{bench.texts[prompts.key(workload, workload.prompts[step.tail])]}"
 
     def _count(self, text: str) -> int:
         path, body = self.bench.engine.tokenize(text)

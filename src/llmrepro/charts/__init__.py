@@ -13,18 +13,41 @@ from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
-import seaborn as sns
 from matplotlib import font_manager
 
-from llmrepro import findings, study_findings
-from llmrepro.charts import break_even, decode, prefix, restart, starts, startup, ttft
+from llmrepro import findings, imported, sizing, study_findings
+from llmrepro.charts import (
+    averages,
+    break_even,
+    capacity,
+    claims,
+    prefix,
+    quotations,
+    restart,
+    roofline,
+    starts,
+    startup,
+)
 from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
+from llmrepro.imported import Imported
 from llmrepro.study_findings import StudyFindings
 from llmrepro.workload import CASES, Workload
 
 PNG_DPI = 192  # twice what a screen shows
-NAMES = ("decode-per-prompt", "ttft-by-length", "ttft-by-cache", "cold-start", "startup", "break-even")
+NAMES = (
+    "claims-",
+    "published-",
+    "decode-per-prompt",
+    "ttft-by-length",
+    "ttft-by-cache",
+    "cold-start",
+    "startup",
+    "break-even",
+    "averages",
+    "kv-cache",
+    "roofline",
+)
 FORMATS = ("svg", "png", "csv", "txt")
 
 
@@ -57,6 +80,9 @@ def draw(run_path: Path, out: Path | None = None) -> list[Figure]:
     The same folder gives the same SVG and CSV bytes. A chart without data is not drawn, and its files from an
     earlier drawing are removed. Raises RunError when a file of the run is missing or broken.
     """
+    if imported.there(run_path):
+        receipts = imported.read(run_path)
+        return _draw(lambda: _imported_drawings(receipts), run_path / "figures" if out is None else out)
     found = findings.read(run_path)
     return _draw(lambda: _drawings(found), run_path / "figures" if out is None else out)
 
@@ -79,28 +105,26 @@ def _draw(drawings: Callable[[], list[Drawing]], folder: Path) -> list[Figure]:
 
 def _drawings(found: Findings) -> list[Drawing]:
     """Every chart that there are data for, in the order in which they are shown."""
-    chats = [w for w in found.recipe.workloads if w.kind == "chat"]
-    prefills = [w for w in found.recipe.workloads if w.kind == "prefill"]
-    drawn = [decode.decode_per_prompt(found, w, _named(NAMES[0], w, chats)) for w in chats]
-    drawn += [ttft.ttft_by_length(found, w, _named(NAMES[1], w, prefills)) for w in prefills]
-    cached = [w for w in found.recipe.workloads if w.kind in CASES]
-    restarts = [w for w in cached if w.kind == "restart"]
-    drawn += [prefix.ttft_by_cache(found, w, _named(NAMES[2], w, cached)) for w in cached]
-    drawn += [restart.cold_start(found, w, _named(NAMES[3], w, restarts)) for w in restarts]
-    return [d for d in (*drawn, startup.startup(found)) if d is not None]
+    drawn: list[Drawing | None] = [*claims.published(found), *_of_requests(found)]
+    restarts = [w for w in found.recipe.workloads if w.kind == "restart"]
+    drawn += [restart.cold_start(found, w, _named("cold-start", w, restarts)) for w in restarts]
+    rooms = sizing.rooms(found)
+    for place, room in enumerate(rooms, 1):
+        drawn.append(capacity.kv_cache(found, room, "kv-cache" if len(rooms) == 1 else f"kv-cache-{place}"))
+    return [d for d in (*drawn, roofline.decode_roofline(found), startup.startup(found)) if d is not None]
+
+
+def _imported_drawings(found: Imported) -> list[Drawing]:
+    drawn = averages.averages(found, "averages")
+    return [drawn] if drawn is not None else []
 
 
 def _study_drawings(found: StudyFindings) -> list[Drawing]:
     """Arms side by side, in the order in which they are shown; what only one of them was asked is not drawn."""
+    if found.published_only:
+        return list(quotations.side_by_side(found))
     one = study_findings.merged(found)
-    drawn: list[Drawing | None] = []
-    for draw_one, name, kinds in (
-        (decode.decode_per_prompt, "decode-per-prompt", ("chat",)),
-        (ttft.ttft_by_length, "ttft-by-length", ("prefill",)),
-        (prefix.ttft_by_cache, "ttft-by-cache", tuple(CASES)),
-    ):
-        mine = [w for w in one.recipe.workloads if w.kind in kinds]
-        drawn += [draw_one(one, w, _named(name, w, mine)) for w in mine]
+    drawn: list[Drawing | None] = list(_of_requests(one))
     drawn.append(starts.starts(one, "startup"))
     pairs = found.result["break_even"]
     for place, told in enumerate(pairs, 1):
@@ -109,14 +133,32 @@ def _study_drawings(found: StudyFindings) -> list[Drawing]:
     return [d for d in drawn if d is not None]
 
 
+def _of_requests(found: Findings) -> Iterator[Drawing | None]:
+    """The charts whose points are requests, of each workload; none where nothing was asked."""
+    if not found.asked:
+        return
+    from llmrepro.charts import decode, ttft  # pandas and seaborn: seconds that a page of a publication saves
+
+    for draw_one, name, kinds in (
+        (decode.decode_per_prompt, "decode-per-prompt", ("chat",)),
+        (ttft.ttft_by_length, "ttft-by-length", ("prefill",)),
+        (prefix.ttft_by_cache, "ttft-by-cache", tuple(CASES)),
+    ):
+        mine = [w for w in found.recipe.workloads if w.kind in kinds]
+        yield from (draw_one(found, w, _named(name, w, mine)) for w in mine)
+
+
 def _named(base: str, workload: Workload, of_its_kind: list[Workload]) -> str:
     return base if len(of_its_kind) == 1 else f"{base}-{workload.id}"
 
 
 def _write(drawing: Drawing, folder: Path) -> Figure:
     files = {kind: folder / f"{drawing.name}.{kind}" for kind in FORMATS}
-    _replace(files["svg"], _saved(drawing, format="svg", metadata={"Date": None}))
-    _replace(files["png"], _saved(drawing, format="png", dpi=PNG_DPI))
+    vector = _saved(drawing, format="svg", metadata={"Date": None})
+    drawing.figure.set_layout_engine("none")  # it is laid out: the other picture is of the same places
+    if not (files["png"].exists() and files["svg"].exists() and files["svg"].read_bytes() == vector):
+        _replace(files["png"], _saved(drawing, format="png", dpi=PNG_DPI))
+    _replace(files["svg"], vector)
     _replace(files["csv"], _csv(drawing.data))
     _replace(files["txt"], f"{drawing.alt}\n".encode())
     return Figure(drawing.name, drawing.title, drawing.caption, drawing.alt, **files)
@@ -146,9 +188,19 @@ def _replace(path: Path, content: bytes) -> None:
 def _style() -> Iterator[None]:
     """The kit's look while it draws; the notebook's own settings are as before afterwards."""
     settings = {
-        **sns.axes_style("whitegrid"),
-        "font.family": ["DejaVu Sans", _japanese_font()],  # after the style, which sets its own font
+        "font.family": ["DejaVu Sans", _japanese_font()],
         "font.size": 10,
+        "text.color": ".15",
+        "axes.labelcolor": ".15",
+        "xtick.color": ".15",
+        "ytick.color": ".15",
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "xtick.bottom": False,
+        "ytick.left": False,
+        "lines.solid_capstyle": "round",
+        "patch.edgecolor": "w",
+        "patch.force_edgecolor": True,
         "axes.titlesize": 12,
         "axes.titlelocation": "left",
         "axes.spines.top": False,

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.patches import Patch
 
-from llmrepro.capacity import DAY_S
+from llmrepro.break_even import DAY_S
 from llmrepro.charts.drawings import Drawing, canvas, legend, look
 from llmrepro.findings import Findings
 from llmrepro.notation import measured, plural

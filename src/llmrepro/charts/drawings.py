@@ -38,10 +38,14 @@ def canvas(found: Findings, height_in: float) -> tuple[Figure, Axes]:
 
 def grid(found: Findings, heights_in: list[float]) -> tuple[Figure, list[Axes]]:
     """The same with several axes, one below the other."""
-    figure = Figure(figsize=(WIDTH_IN, sum(heights_in)), layout="constrained")
     days = sorted({r.started_at[:10] for r in found.records})
-    when = f", measured {days[0]}" if days else ""
-    figure.supxlabel(f"llmrepro · {found.recipe.id}{when}", x=0.99, ha="right", fontsize=7.5, color="#5a5a5a")
+    return sheet(f"{found.recipe.id}{f', measured {days[0]}' if days else ''}", heights_in)
+
+
+def sheet(foot: str, heights_in: list[float]) -> tuple[Figure, list[Axes]]:
+    """The same, with what its foot says of where the numbers come from."""
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in)), layout="constrained")
+    figure.supxlabel(f"llmrepro · {foot}", x=0.99, ha="right", fontsize=7.5, color="#5a5a5a")
     every = list(figure.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)[:, 0])
     for axes in every:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))

@@ -223,6 +223,30 @@ def requested_against_effective(args: list[str], effective: dict) -> list[tuple[
     return [(name, want, found.get(name)) for name, want in asked.items() if want is not None]
 
 
+def cache_layout(args: list[str], effective: dict) -> dict[str, Any]:
+    """How the KV cache is laid out: as the server says, else as its arguments ask, else blocks of 16 tokens.
+
+    A window keeps what is in flight besides: max_num_batched_tokens, twice, since two batches are under way with
+    asynchronous scheduling (VllmConfig.max_in_flight_tokens). Without that number it is left out.
+    """
+    asked = {name: want for name, want, _ in requested_against_effective(args, {})}
+    told = {**asked, **effective}
+    batch = told.get("batch_tokens")
+    found = {
+        "kv_dtype": told.get("kv_dtype") or told.get("dtype"),
+        "block_tokens": told.get("block_tokens", 16),
+        "in_flight_tokens": 2 * batch if isinstance(batch, int) else None,
+        "conv_dtype": told.get("dtype"),
+        "ssm_dtype": told.get("ssm_dtype"),
+        "draft_tokens": told.get("draft_tokens", 0),
+        "speculative": told.get("speculation", "none") != "none",
+        "context_tokens": told.get("context_tokens"),
+        "kv_bytes": told.get("kv_bytes"),
+        "kv_blocks": asked.get("kv_blocks"),  # asked for, it decides whatever memory there is
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _speculation(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)

@@ -1,4 +1,4 @@
-"""llama.cpp: `xllamacpp` (a wheel with the native server) or `llama-server` built from a source package."""
+"""llama.cpp: `xllamacpp` (a wheel with the native server), or `llama-server` built from source or in an image."""
 
 import re
 import subprocess
@@ -6,12 +6,14 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+from llmrepro import containers
 from llmrepro.engines import EngineError, Launch, _prometheus, filled
-from llmrepro.install import Install
-from llmrepro.machine import usable_cpus
+from llmrepro.install import Container, Install
+from llmrepro.processor import usable_cpus
 from llmrepro.recipe import Server
 
 LAUNCHER = Path(__file__).with_name("_llama_cpp_launcher.py")
+IN_IMAGE = ["/app/llama-server"]  # in the images that ggml-org publishes, of whatever build
 
 # Flags that llama-server renamed: what a recipe may say, and what says the same in other builds.
 # --load-mode came with PR 20834; the old ones went with PR 28334 (September 2026).
@@ -26,8 +28,9 @@ RENAMED = [
 
 
 def build(source: Path, environment: Path, install: Install) -> list[list[str]]:
-    """cmake on the sdist's llama.cpp folder: two targets, a bounded number of compilers."""
+    """cmake on llama.cpp's folder, in an sdist or checked out: two targets, a bounded number of compilers."""
     bin_ = environment / "bin"
+    folder = install.checkouts[0].name if install.checkouts else "llama.cpp"
     settings = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "OFF",
@@ -41,7 +44,7 @@ def build(source: Path, environment: Path, install: Install) -> list[list[str]]:
         [
             f"{bin_}/cmake",
             "-S",
-            "llama.cpp",
+            folder,
             "-B",
             "build",
             "-G",
@@ -55,6 +58,8 @@ def build(source: Path, environment: Path, install: Install) -> list[list[str]]:
 
 
 def programs(install: Install) -> list[str]:
+    if install.kind == "container":
+        return [containers.FACTS]
     return ["bin/python"] if install.kind == "wheel" else ["bin/llama-server", "bin/llama-bench"]
 
 
@@ -70,17 +75,63 @@ def launch(
     threads: int,
     draft: Path | None = None,
 ) -> Launch:
+    if install.kind == "container":
+        return _in_container(environment, install.container, server, weights, draft, alias, port, api_key, threads)
     start = (
         [str(environment / "bin/python"), str(LAUNCHER)]
         if install.kind == "wheel"
         else [str(environment / "bin/llama-server")]
     )
-    known = _flags(tuple(start))
-    args, adaptations = adapt(filled(server.args, threads, draft), known)
+    args, adaptations = filled(server.args, threads, draft), []
+    if Path(start[0]).exists():
+        args, adaptations = adapt(args, _flags((*start, "--help")))
     return Launch(
         [*start, "--model", str(weights), "--alias", alias, "--host", "127.0.0.1", "--port", str(port), *args],
         {"LLAMA_API_KEY": api_key, **server.env},
         adaptations,
+    )
+
+
+def _in_container(
+    environment: Path,
+    container: Container,
+    server: Server,
+    weights: Path,
+    draft: Path | None,
+    alias: str,
+    port: int,
+    api_key: str,
+    threads: int,
+) -> Launch:
+    mounts, model = containers.models(weights)
+    if draft is not None:
+        more, inside = containers.models(draft, containers.DRAFT)
+        mounts, draft = mounts + more, Path(inside)
+    args, adaptations = filled(server.args, threads, draft), []
+    if "--slot-save-path" in args:  # the kit's own: a recipe may not set it
+        at = args.index("--slot-save-path") + 1
+        mounts.append(containers.Mount(Path(args[at]), containers.SLOTS, writable=True))
+        args[at] = f"{containers.SLOTS}/"
+    if containers.facts(environment) is not None:
+        args, adaptations = adapt(args, _flags(tuple(containers.help_command(environment, container, IN_IMAGE))))
+    start = containers.start(
+        environment,
+        container,
+        IN_IMAGE,
+        port=port,
+        variables=["LLAMA_API_KEY", *server.env],
+        mounts=mounts,
+        numa_node=server.numa_node,
+        read_only=True,
+    )
+    own = ["--model", model, "--alias", alias, "--host", "0.0.0.0", "--port", str(container.port)]
+    return Launch(
+        [*start.argv, *own, *args],
+        {**start.env, "LLAMA_API_KEY": api_key, **server.env},
+        adaptations,
+        start.cleanup,
+        start.cidfile,
+        start.bound,
     )
 
 
@@ -114,15 +165,13 @@ def _is_number(word: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _flags(start: tuple[str, ...]) -> frozenset[str]:
-    """The flags that this build's own --help lists."""
-    shown = subprocess.run(
-        [*start, "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
-    )
+def _flags(command: tuple[str, ...]) -> frozenset[str]:
+    """The flags that this build's own --help, which `command` asks for, lists."""
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     flags = frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", shown.stdout))
     if shown.returncode != 0 or "--ctx-size" not in flags:
         raise EngineError(
-            f"{' '.join(start)} --help ended with {shown.returncode}: "
+            f"{' '.join(command)} ended with {shown.returncode}: "
             f"{(shown.stderr or shown.stdout).strip()[-300:]}; remove its environment and run again"
         )
     return flags
@@ -211,6 +260,44 @@ def settings(args: list[str], effective: dict) -> list[tuple]:
         for flag in flags
         if flag in given and effective.get(name) is not None
     ]
+
+
+def speculation(args: list[str]) -> str:
+    """What the arguments ask of speculative decoding, which the server does not tell: "none", or the kind of
+    drafts and how many."""
+    given = {a: b for a, b in pairwise((*args, "")) if a in ("--spec-type", "--spec-draft-n-max")}
+    kind, drafts = given.get("--spec-type", "none"), given.get("--spec-draft-n-max")
+    return f"{kind} k={drafts}" if drafts and kind != "none" else kind
+
+
+def cache_layout(args: list[str], effective: dict) -> dict:
+    """f16, an ubatch of 512 and cells padded to 256 unless told otherwise; a recurrent state is float32 always."""
+    given = {a: b for a, b in pairwise(args) if a.startswith("-")}
+
+    def told(*flags: str) -> str | None:
+        return next((given[f] for f in flags if f in given), None)
+
+    key, value = told("--cache-type-k", "-ctk") or "f16", told("--cache-type-v", "-ctv") or "f16"
+    ubatch, context = told("--ubatch-size", "-ub"), told("--ctx-size", "-c")
+    found = {
+        "kv_dtype": effective.get("kv_dtype") or f"{key}/{value}",
+        "block_tokens": 256,
+        "in_flight_tokens": int(ubatch) if ubatch and ubatch.isdecimal() else 512,
+        "conv_dtype": "f32",
+        "ssm_dtype": "f32",
+        "draft_tokens": 0,
+        "speculative": given.get("--spec-type", "none") != "none",
+        "context_tokens": effective.get("context_tokens") or (int(context) if context else None),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def versions(get) -> list[str]:
+    """Of build_info `b11434-0a1b2c3` the whole, b11434 and 11434; wheels and source packages say b0-unknown."""
+    props = get("/props")
+    told = props.get("build_info") if isinstance(props, dict) else None
+    build = re.match(r"b([1-9]\d*)\b", told) if isinstance(told, str) else None
+    return [told, build[0], build[1]] if build else []
 
 
 def observe(get, log: str) -> dict:

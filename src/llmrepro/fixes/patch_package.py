@@ -1,7 +1,7 @@
-"""patch-package: apply patch files, pinned by their sha256, to one installed package.
+"""patch-package: apply patch files, pinned by their sha256 or their commit, to one installed package.
 
 What a publication ran was not always what an index has: a backport, a changed kernel. The patches lie in the
-environment under their hashes, are tried before they are applied, and are proved by taking them back on a copy.
+environment, are tried before they are applied, and are proved by taking them back on a copy.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from llmrepro.contents import site_packages
-from llmrepro.fixes import Finding, FixFailure, patch_file
-from llmrepro.install import Fix, Patch
+from llmrepro.fixes import Finding, FixFailure, patch_files
+from llmrepro.install import Fix
 
 # Unified diffs only, no .orig files, never a question, and never turned round because it looks applied.
 PATCH = ["patch", "-p1", "--unified", "--force", "--get=0", "--no-backup-if-mismatch", "--reject-file=-"]
@@ -27,7 +27,8 @@ class Change(NamedTuple):
 
 def detect(place: Path, fix: Fix) -> Finding:
     package = _package(place, fix)
-    evidence = {"package": fix.package, "patches": [p.sha256 for p in fix.patches]}
+    patches = {_name(file): _sha256(file) for file in patch_files(place, fix)}
+    evidence = {"package": fix.package, "patches": patches}
     if _taken_back(place, package, fix) is None:
         return Finding(False, f"{fix.package} contains every change already", evidence)
     return Finding(True, f"{fix.package} lacks a change of the patches", evidence)
@@ -37,9 +38,8 @@ def apply(place: Path, fix: Fix) -> dict[str, Any]:
     package = _package(place, fix)
     changed: dict[str, dict[str, str | None]] = {}
     said = []
-    for patch in fix.patches:
-        file = patch_file(place, patch)
-        for path, _ in _changes(package, place, patch):
+    for file in patch_files(place, fix):
+        for path, _ in _changes(package, file):
             changed.setdefault(path, {"before": _sha256(package / path)})
         if _tried(package, file, "--reverse") is None:
             said.append("contained already")
@@ -47,7 +47,7 @@ def apply(place: Path, fix: Fix) -> dict[str, Any]:
         refused = _tried(package, file, "--forward")
         if refused is not None:
             raise FixFailure(
-                f"patch {_name(patch)} does not apply to {fix.package}: {refused}",
+                f"patch {_name(file)} does not apply to {fix.package}: {refused}",
                 "pin the version of the package that the patch was made for, or the patch of this version",
             )
         said.append(_patch(package, file, "--forward").stdout.strip())
@@ -59,11 +59,11 @@ def apply(place: Path, fix: Fix) -> dict[str, Any]:
 
 def verify(place: Path, fix: Fix) -> dict[str, Any]:
     package = _package(place, fix)
-    for patch in fix.patches:
-        for path, deleted in _changes(package, place, patch):
+    for file in patch_files(place, fix):
+        for path, deleted in _changes(package, file):
             if (package / path).exists() == deleted:
                 wrong = "is still there" if deleted else "is not there"
-                raise FixFailure(f"{path} {wrong} after patch {_name(patch)}", "report this with the patch file")
+                raise FixFailure(f"{path} {wrong} after patch {_name(file)}", "report this with the patch file")
     failed = _taken_back(place, package, fix)
     if failed is not None:
         raise FixFailure(
@@ -91,8 +91,9 @@ def _package(place: Path, fix: Fix) -> Path:
     return package
 
 
-def _name(patch: Patch) -> str:
-    return str(patch.file or patch.source.path)
+def _name(file: Path) -> str:
+    """What a patch is called where it comes from."""
+    return file.name.partition("-")[2]
 
 
 def _patch(folder: Path, file: Path, *options: str) -> subprocess.CompletedProcess:
@@ -110,29 +111,30 @@ def _taken_back(place: Path, package: Path, fix: Fix) -> str | None:
     """None when every patch, last first, can be taken back from a copy of the files they name, else why not."""
     with tempfile.TemporaryDirectory(prefix="llmrepro-patch-") as folder:
         copy = Path(folder)
-        for path in {path for patch in fix.patches for path, _ in _changes(package, place, patch)}:
+        files = patch_files(place, fix)
+        for path in {path for file in files for path, _ in _changes(package, file)}:
             (copy / path).parent.mkdir(parents=True, exist_ok=True)
             if (package / path).is_file():
                 shutil.copyfile(package / path, copy / path)
-        for patch in reversed(fix.patches):
-            failed = _tried(copy, patch_file(place, patch), "--reverse")
+        for file in reversed(files):
+            failed = _tried(copy, file, "--reverse")
             if failed is not None:
-                return failed
-            _patch(copy, patch_file(place, patch), "--reverse")
+                return f"{_name(file)}: {failed}"
+            _patch(copy, file, "--reverse")
     return None
 
 
-def _changes(package: Path, place: Path, patch: Patch) -> list[Change]:
+def _changes(package: Path, file: Path) -> list[Change]:
     """The files that a patch changes. Raises FixFailure for one that is no plain diff of files of the package."""
-    text = patch_file(place, patch).read_text(encoding="utf-8", errors="surrogateescape")
-    found = list(_headers(text, _name(patch)))
+    text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    found = list(_headers(text, _name(file)))
     if not found:
-        raise FixFailure(f"patch {_name(patch)} changes no file", "give a unified diff, as `git diff` writes it")
+        raise FixFailure(f"patch {_name(file)} changes no file", "give a unified diff, as `git diff` writes it")
     for path, _ in found:
         inside = (package / path).resolve().is_relative_to(package.resolve())
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or not inside:
             raise FixFailure(
-                f"patch {_name(patch)} would change {path}, which is outside {package.name}",
+                f"patch {_name(file)} would change {path}, which is outside {package.name}",
                 "do not use it before you know why",
             )
     return found

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from llmrepro import charts, comparison, findings, study_findings
+from llmrepro import charts, comparison, findings, imported, study_findings
 from llmrepro.markup import Html, join
-from llmrepro.report import appendix, headline, page, sections, study
+from llmrepro.report import appendix, capacity, headline, page, receipts, sections, study
 
 
 def write(run_path: Path) -> Path:
@@ -15,9 +15,11 @@ def write(run_path: Path) -> Path:
     """
     if (run_path / "study.json").exists():
         return _study(run_path)
+    if imported.there(run_path):
+        return _imported(run_path)
     found = findings.read(run_path)
     figures = join([Html(figure.html()) for figure in charts.draw(run_path)])
-    parts = [*sections.sections(found, figures), *appendix.sections(found)]
+    parts = [*sections.sections(found, figures), *capacity.sections(found), *appendix.sections(found)]
     return page.write(
         run_path / "report.html", found.recipe.title, headline.head(found), parts, appendix.foot(found)
     )
@@ -30,3 +32,10 @@ def _study(path: Path) -> Path:
     figures = join([Html(figure.html()) for figure in charts.draw_study(path)])
     parts = list(study.sections(found, figures))
     return page.write(path / "report.html", found.study.title, study.head(found), parts, study.foot(found))
+
+
+def _imported(path: Path) -> Path:
+    found = imported.read(path)
+    figures = join([Html(figure.html()) for figure in charts.draw(path)])
+    parts = list(receipts.sections(found, figures))
+    return page.write(path / "report.html", found.title, receipts.head(found), parts, receipts.foot(found))

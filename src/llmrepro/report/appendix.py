@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from llmrepro import __version__, intervals, metrics, server, terms
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, facts, folded, join, table, tag
+from llmrepro.model import Weights
 from llmrepro.notation import number
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Needs
@@ -80,18 +81,15 @@ def _time(stamp: str) -> str:
 def _machine(value: dict, path: str = "") -> Iterator[tuple[str, object]]:
     """machine.json as lines; what is not known says so."""
     for key, found in value.items():
-        name = " ".join(_SPELT.get(part, part) for part in f"{path} {key}".replace("_", " ").split())
+        parts = f"{path} {key}".replace("_gb_s", "_GB/s").replace("_", " ").split()
+        name = " ".join(_SPELT.get(part, part) for part in parts)
         if isinstance(found, dict):
             yield from _machine(found, name)
+        elif isinstance(found, list) and found:  # of GPUs, of NUMA nodes
+            for place, one in enumerate(found):
+                yield from _machine(one if isinstance(one, dict) else {"": one}, f"{name} {place}")
         else:
-            yield (
-                name,
-                "unknown"
-                if found is None
-                else found
-                if isinstance(found, str | int | float)
-                else json.dumps(found),
-            )
+            yield name, "unknown" if found is None else "none" if found == [] else found
 
 
 _SPELT = {
@@ -103,6 +101,14 @@ _SPELT = {
     "mib": "(MiB)",
     "os": "system",
     "1min": "(1 minute)",
+    "numa": "NUMA",
+    "sm": "SM",
+    "mhz": "(MHz)",
+    "mts": "(MT/s)",
+    "w": "(W)",
+    "GB/s": "(GB/s)",
+    "pcie": "PCIe",
+    "cuda": "CUDA",
 }
 
 
@@ -118,16 +124,30 @@ def command(found: Findings, without: frozenset[str] = NOT_REPEATED) -> str:
     return shlex.join(words)
 
 
+def _weights(what: str, weights: Weights) -> Iterator[tuple[str, Html | str]]:
+    revision = weights.revision or "at a revision that is not stated"
+    yield what, f"{weights.repo} {revision}, from {weights.source}, {weights.format}"
+    for file in weights.files:
+        size = f"{file.bytes:,} B, " if file.bytes else ""
+        digest = tag("code", file.sha256, class_="long") if file.sha256 else "not stated"
+        yield file.path, join([f"{size}sha256 ", digest])
+
+
 def _repeat(found: Findings) -> Html:
     recipe = found.recipe
-    engine, model, source = recipe.engine, recipe.model, recipe.source
+    engine, model, source, made = recipe.engine, recipe.model, recipe.source, recipe.model.prepare
     pins = [
         ("engine", f"{engine.name} {engine.version}, from {engine.install.kind}"),
         *((f"package {n}", v) for n, v in engine.install.pins.items()),
         ("needs", "; ".join(_needs(recipe.needs))),
         ("fixes", ", ".join(f.name for f in engine.fixes) or "none"),
-        ("weights", f"{model.repo} {model.revision}, from {model.source}, {model.format}"),
-        *((f.path, join([f"{f.bytes:,} B, sha256 ", tag("code", f.sha256, class_="long")])) for f in model.files),
+        *((f"checkout {c.name}", f"{c.repo} {c.commit}") for c in engine.install.checkouts),
+        *([("image", engine.install.container.image)] if engine.install.container else []),
+        *((f"not stated: {what}", choice) for what, choice in engine.unstated.items()),
+        *_weights("weights", model),
+        *(_weights("overlay", model.overlay) if model.overlay else []),
+        *(_weights("drafter", model.draft) if model.draft else []),
+        *([("prepared with", f"{' '.join(made.scripts)} of {made.repo} {made.commit}")] if made else []),
         ("licence of the weights", model.license or "not stated"),
         (
             "publication",

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from llmrepro import terms
 from llmrepro.claim import Comparison, Side
+from llmrepro.contrast import side_names
 from llmrepro.markup import Html, folded, join, table, tag
 from llmrepro.notation import NOTHING, measured, plural, quantity
 from llmrepro.report.words import word
-from llmrepro.verdict import side_names
 
 EVIDENCE = {
-    "measured": "measured",
+    "measured": "measured by its authors",
     "community": "reported by the community",
     "stated": "stated",
     "computed": "computed from what is published",
@@ -23,7 +23,7 @@ def claims(caption: str, comparisons: Iterable[Comparison], judged: Iterable[dic
     comparisons = list(comparisons)
     rows = [
         (
-            join([c.title or c.id, tag("small", _where(c))]),
+            join([c.title or c.id, tag("small", where(c))]),
             word(verdicts[c.id]["word"]),
             join([verdicts[c.id]["published"], tag("small", f"{EVIDENCE[c.evidence]}: {c.locator}")]),
             _ratio(verdicts[c.id]["here"], verdicts[c.id]["low"], verdicts[c.id]["high"]),
@@ -41,7 +41,8 @@ def claims(caption: str, comparisons: Iterable[Comparison], judged: Iterable[dic
     return join([shown, *(_cases(c, verdicts[c.id]) for c in comparisons if c.each_case)])
 
 
-def _where(comparison: Comparison) -> str:
+def where(comparison: Comparison) -> str:
+    """The metric and what its two sides are."""
     a, b = (_side(side) for side in (comparison.a, comparison.b))
     return f"{terms.METRICS[comparison.metric].title} · a: {a} · b: {b}"
 

@@ -89,6 +89,13 @@ def answers(found: Findings) -> Html:
         by, workload, case = key
         texts = [found.prompts[h] for h in prompts[key] if h in found.prompts]
         shown = [join([tag("h4", "Asked"), _text(texts[0])])] if len(prompts[key]) == 1 and texts else []
+        without = found.texts.get(f"{workload}/{case}")
+        if len(prompts[key]) > 1 and without is not None:
+            shown = [
+                join(
+                    [tag("h4", "Asked, behind a line of its own each time"), _text(_clipped(without, MOST_OF_ONE))]
+                )
+            ]
         for (reasoning, text), numbers in given.items():
             taken = _clipped(text, min(room, MOST_OF_ONE))
             room = max(0, room - len(taken))

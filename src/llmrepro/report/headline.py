@@ -50,6 +50,12 @@ def head(found: Findings) -> Html:
 def sentence(found: Findings) -> str:
     """The verdict of the whole run, in a sentence or two."""
     words = Counter(v["word"] for v in found.judged)
+    made = len(found.recipe.claims) + len(found.recipe.comparisons)
+    if found.published_only and made:
+        return (
+            f"{plural(made, 'claim')} as published; this machine tests none of them. What lacks is said "
+            "below, and what would run."
+        )
     said = counted(words, "The recipe")
     speeds = any(
         terms.METRICS[c.metric].better

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from llmrepro import intervals, terms
 from llmrepro.claim import Claim
 from llmrepro.findings import Findings
-from llmrepro.markup import Html, join, table, tag
-from llmrepro.notation import number, published, quantity
-from llmrepro.report import comparisons
+from llmrepro.markup import Html, code, join, table, tag
+from llmrepro.notation import number, quantity
+from llmrepro.notation import published as as_published
+from llmrepro.report import averages, comparisons, published
 from llmrepro.report.comparisons import EVIDENCE
 from llmrepro.report.values import measured_values, startup
 from llmrepro.report.words import RELATIONS, relation, value, word
@@ -30,20 +31,22 @@ class Section(NamedTuple):
 
 def sections(found: Findings, figures: Html) -> Iterator[Section]:
     """The front parts in order; a part without content is left out."""
+    if figures and found.published_only:  # nothing else is to be read first
+        yield _charts(figures, "Every point is published, none was measured here.")
     if found.recipe.claims or found.recipe.comparisons:
         across = found.recipe.comparisons
         yield Section(
             "claims",
             "Claims",
-            "What was published, what was found here, and whether the two agree.",
+            published.TEXT
+            if found.published_only
+            else "What was published, what was found here, and whether the two agree.",
             join(
                 [
-                    _claims(found) if found.recipe.claims else None,
-                    comparisons.claims(
-                        "Claims across two measurements of this run", across, found.result["comparisons"]
-                    )
-                    if across
+                    (published.claims if found.published_only else _claims)(found)
+                    if found.recipe.claims
                     else None,
+                    _across(found) if across else None,
                 ]
             ),
         )
@@ -62,6 +65,12 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
             "how they are made is said under [Methods](#methods).",
             measured_values(found),
         )
+    titles = {w.id: w.title or w.id for w in found.recipe.workloads}
+    statistics = averages.other_statistics(
+        "Decode speed of each suite, measured here", found.result["metrics"], titles
+    )
+    if statistics:
+        yield Section("statistics", averages.TITLE, averages.TEXT, statistics)
     if found.boots:
         yield Section(
             "startup",
@@ -70,13 +79,10 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
             "Ready is when the first completion has begun.",
             startup(found),
         )
-    if figures:
-        yield Section(
-            "charts",
-            "Charts",
-            "Every sample is shown. The data behind each chart lie as CSV in `figures/` of the run folder.",
-            figures,
-        )
+    if figures and not found.published_only:
+        yield _charts(figures, "Every sample is shown.")
+    if found.published_only and found.commands:
+        yield Section("commands", "What would run", published.WOULD_RUN, code(found.commands.rstrip("\n")))
     yield Section(
         "conditions",
         "Conditions",
@@ -84,6 +90,18 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
         "conditions come first. What a publication does not state blocks nothing; it is counted.",
         _conditions(found),
     )
+
+
+def _charts(figures: Html, what: str) -> Section:
+    where = "The data behind each chart lie as CSV in `figures/` of the run folder."
+    return Section("charts", "Charts", f"{what} {where}", figures)
+
+
+def _across(found: Findings) -> Html:
+    if found.published_only:
+        return published.across(found)
+    told = found.result["comparisons"]
+    return comparisons.claims("Claims across two measurements of this run", found.recipe.comparisons, told)
 
 
 def _claims(found: Findings) -> Html:
@@ -94,7 +112,7 @@ def _claims(found: Findings) -> Html:
             word(verdicts[claim.id]["word"]),
             join(
                 [
-                    value(published(claim.value, claim.unit), claim.value.published),
+                    value(as_published(claim.value, claim.unit), claim.value.published),
                     tag("small", f"{EVIDENCE[claim.evidence]}: {claim.locator}"),
                 ]
             ),
@@ -134,7 +152,7 @@ def _conditions(found: Findings) -> Html:
         ["Condition", "Weight", "Published, or set by the recipe", "Here", "Relation"],
         [
             (
-                LABELS.get(c["name"], c["name"].replace("_", " ")),
+                _condition(c["name"]) + (f" · {c['server']}" if c["server"] else ""),
                 "deciding" if c["deciding"] else "noted",
                 *(value(number(c[side]), c[side]) for side in ("published", "here")),
                 relation(c["relation"]),
@@ -143,3 +161,7 @@ def _conditions(found: Findings) -> Html:
         ],
         words=(1, 2, 3, 4),
     )
+
+
+def _condition(name: str) -> str:
+    return LABELS.get(name) or terms.CONDITIONS.get(name) or name.replace("_", " ")

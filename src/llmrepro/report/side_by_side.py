@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from llmrepro import terms
 from llmrepro.markup import Html, folded, join, table, tag
 from llmrepro.notation import NOTHING, measured, number
-from llmrepro.report.values import STATISTICS
+from llmrepro.report.values import ELSEWHERE
 from llmrepro.report.words import value
 from llmrepro.study_findings import StudyFindings
 
@@ -16,7 +16,7 @@ def tables(found: StudyFindings) -> Iterator[Html]:
     titles = {w.id: w.title or w.id for arm in found.arms.values() for w in arm.recipe.workloads}
     rows = [r for r in found.result["metrics"] if any(v["value"] is not None for v in r["values"])]
     facts_ = [r for r in rows if r["workload"] is None and terms.METRICS[r["metric"]].better is None]
-    whole = [r for r in rows if r["case"] is None and r not in facts_]
+    whole = [r for r in rows if r["case"] is None and r not in facts_ and r["statistic"] not in ELSEWHERE]
     ratio = [" / ".join(arms)] if len(arms) == 2 else []
     if whole:
         yield table(
@@ -79,7 +79,7 @@ def _metric(row: dict) -> Html:
 
 def _statistic(row: dict) -> str:
     several = row["statistic"] in ("mean_of_means", "token_weighted")
-    return f" · {STATISTICS[row['statistic']]}" if several else ""
+    return f" · {terms.STATISTICS[row['statistic']]}" if several else ""
 
 
 def _cell(row: dict, arm: str) -> Html:

@@ -11,8 +11,9 @@ from llmrepro.charts import break_even
 from llmrepro.comparison import StudyParameters
 from llmrepro.markup import Html, code, facts, folded, join, table, tag
 from llmrepro.notation import number, plural
-from llmrepro.report import comparisons, headline, side_by_side
+from llmrepro.report import comparisons, headline, published, quotations, side_by_side
 from llmrepro.report.appendix import definition
+from llmrepro.report.quotations import PAGE
 from llmrepro.report.sections import Section
 from llmrepro.report.words import RELATIONS, WORDS, relation, value
 from llmrepro.study_findings import StudyFindings
@@ -25,8 +26,8 @@ OUTCOMES = {
     "interrupted": "The comparison was interrupted",
     "lacking": "Not every arm could run here.",
 }
+PUBLISHED_ONLY = "Nothing was measured here: this page shows what was published of each arm and what would be run."
 NOT_REPEATED = frozenset({"study", "runs", "resume", "runs_dir"})
-PAGE = "arms/{}/report.html"  # of an arm, from the study's page
 
 
 def head(found: StudyFindings) -> Html:
@@ -46,7 +47,7 @@ def head(found: StudyFindings) -> Html:
             tag("h1", study.title),
             tag("p", study.question, class_="question"),
             _verdict(found),
-            _line(found),
+            None if found.published_only else _line(found),  # the page opens with all of the caveats
             headline.tiles(study_findings.merged(found)),
             tag("p", by, class_="by quiet"),
         ]
@@ -59,6 +60,12 @@ def _machines(found: StudyFindings) -> list[dict]:
 
 def _verdict(found: StudyFindings) -> Html:
     status = found.status
+    if found.published_only:
+        sentence = (
+            f"{plural(len(found.study.comparisons), 'claim')} across the arms as published; this machine tests "
+            "none of them. What lacks is said below, and what would run."
+        )
+        return headline.box(status, {"not_evaluated"}, PUBLISHED_ONLY, sentence, found.result["flags"])
     said = [OUTCOMES[status["outcome"]]]
     if status["outcome"] in ("failed", "stopped", "interrupted"):
         by = headline.STOPPED_BY.get(status.get("stopped_by"), status.get("stopped_by"))
@@ -84,6 +91,49 @@ def _line(found: StudyFindings) -> Html:
 
 def sections(found: StudyFindings, figures: Html) -> Iterator[Section]:
     """The page below its head, in order; a part without content is left out."""
+    yield from _published(found, figures) if found.published_only else _measured(found, figures)
+    if found.study.out_of_scope:
+        yield Section(
+            "scope",
+            "Out of scope",
+            "Not measured here.",
+            tag("ul", *(tag("li", text) for text in found.study.out_of_scope)),
+        )
+    own = "Each is an ordinary run with a page of its own."
+    more = f"{own} There are its claims, its capacity, its conditions and its pins."
+    yield Section("arms", "Arms", more if found.published_only else own, _arms(found))
+    yield Section(
+        "repeat", "How to repeat it", "In a checkout of llmrepro, after `make setup`:", code(command(found))
+    )
+    if not found.published_only:
+        yield Section("methods", "Methods", "", _methods(found))
+
+
+def _published(found: StudyFindings, figures: Html) -> Iterator[Section]:
+    """What was published: the caveats before anything else, since all that follows sets one arm beside another."""
+    caveats = quotations.caveats(found)
+    if caveats:
+        yield caveats
+    if found.study.comparisons:
+        yield Section("claims", "Claims", published.TEXT, quotations.claims(found))
+    if figures:
+        yield Section("charts", "Charts", quotations.TEXT, join([_mind(found), figures]))
+    tables = list(quotations.side_by_side(found))
+    if tables:
+        yield Section("published", "Side by side, as published", quotations.TEXT, join([_mind(found), *tables]))
+    commands = quotations.commands(found)
+    if commands:
+        yield Section("commands", "What would run", published.WOULD_RUN, commands)
+    yield Section("differences", "What the arms differ in", "By their recipes.", _differences(found))
+
+
+def _mind(found: StudyFindings) -> Html | None:
+    """The caveats in one line, wherever one arm stands beside another."""
+    said = " ".join(found.study.differs_in)
+    return tag("p", tag("strong", "Mind: "), said, class_="line") if said else None
+
+
+def _measured(found: StudyFindings, figures: Html) -> Iterator[Section]:
     result = found.result
     if found.study.comparisons:
         yield Section(
@@ -132,25 +182,13 @@ def sections(found: StudyFindings, figures: Html) -> Iterator[Section]:
             "blocks nothing and is counted.",
             bound,
         )
-    if found.study.out_of_scope:
-        yield Section(
-            "scope",
-            "Out of scope",
-            "Not measured here.",
-            tag("ul", *(tag("li", text) for text in found.study.out_of_scope)),
-        )
-    yield Section("arms", "Arms", "Each is an ordinary run with a page of its own.", _arms(found))
-    yield Section(
-        "repeat", "How to repeat it", "In a checkout of llmrepro, after `make setup`:", code(command(found))
-    )
-    yield Section("methods", "Methods", "", _methods(found))
 
 
 def _differences(found: StudyFindings) -> Html:
     arms = list(found.arms)
     engines = ("engine", {told["arm"]: told["engine"] for told in found.result["arms"]})
     rows = [engines, *((d["name"], d["values"]) for d in found.result["differences"])]
-    stated = [tag("li", text) for text in found.study.differs_in]
+    stated = [tag("li", text) for text in found.study.differs_in if not found.published_only]
     untold = found.result["untold"]
     return join(
         [

@@ -8,13 +8,7 @@ from llmrepro.notation import NOTHING, measured, number, quantity, seconds
 from llmrepro.report.words import value
 from llmrepro.workload import CASES, Workload
 
-STATISTICS = {
-    "mean_of_means": "mean of the prompts' means",
-    "token_weighted": "token-weighted mean",
-    "slope": "slope over lengths",
-    "mean": "mean",
-    "value": "value",
-}
+ELSEWHERE = ("harmonic", "median")  # of a suite, shown side by side in a section of their own
 COLUMNS = {
     "prompt_tokens": "prompt tokens",
     "cached_tokens": "of them cached",
@@ -54,20 +48,20 @@ LOG_NOTE = (
 
 
 def measured_values(found: Findings) -> Html:
-    rows = found.result["metrics"]
+    rows = [r for r in found.result["metrics"] if r["metric"] != "outcome"]  # the flags tell what failed
     several = len(found.servers) > 1
     titles = {w.id: w.title or w.id for w in found.recipe.workloads}
     whole = [
         (
             join([terms.METRICS[r["metric"]].title, tag("small", tag("code", r["metric"]))]),
             _whole(r),
-            STATISTICS[r["statistic"]],
+            terms.STATISTICS[r["statistic"]],
             join([titles[r["workload"]], f" · {r['server']}" if several else ""]),
             f"{r['n']:,}",
             f"{r['boots']:,}",
         )
         for r in rows
-        if r["workload"] is not None and r["case"] is None
+        if r["workload"] is not None and r["case"] is None and r["statistic"] not in ELSEWHERE
     ]
     parts = (
         [
@@ -255,5 +249,7 @@ def _boot(n: int, boot: dict) -> Html:
         else None,
         facts(f"Read back from the running server of boot {n}", told),
         tag("p", "Adapted to this build: ", "; ".join(map(str, adapted))) if adapted else None,
-        tag("pre", tag("code", command), class_="wrap"),
+        tag("pre", tag("code", command), class_="wrap")
+        if command
+        else tag("p", "It was running already: how it was started is not known."),
     )

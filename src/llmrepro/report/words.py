@@ -2,6 +2,7 @@
 
 from llmrepro.markup import Html, is_hash, short_hash, tag
 
+LONG = 30  # characters of a word that would push what stands right of it out of sight
 # Sign, words, look: a word is told by its text and its sign, the colour only repeats it.
 WORDS = {
     "reproduced": ("✓", "reproduced", "good"),
@@ -29,4 +30,7 @@ def relation(name: str) -> Html:
 
 
 def value(text: str, value: object) -> Html:
-    return short_hash(value) if is_hash(value) else tag("span", text, class_="whole" if len(text) < 24 else None)
+    if is_hash(value):
+        return short_hash(value)
+    long = any(len(word) > LONG for word in text.split())
+    return tag("span", text, class_="whole" if len(text) < 24 else "breaks" if long else None)

@@ -1,0 +1,92 @@
+"""`llmrepro list`: every recipe and study, what runs here, and why the others do not."""
+
+import pytest
+from click.testing import CliRunner
+
+from llmrepro import catalog, cli, gpus, listing, machine, requirements
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A machine with so much memory and disk, these GPUs, and every command."""
+    real = machine.describe
+
+    def make(memory_gib, found, disk_gib=1000.0):
+        def describe(folder, bandwidth=False):
+            facts = {**real(folder), "disk_free_gib": disk_gib, "gpus": found.gpus, "gpus_unknown": found.unknown}
+            facts["memory"] |= {"total_gib": memory_gib}
+            facts["cpu"] |= {"architecture": "x86_64"}
+            return facts
+
+        monkeypatch.setattr(machine, "describe", describe)
+        monkeypatch.setattr(requirements, "which", lambda command: f"/usr/bin/{command}")
+
+    return make
+
+
+def listed() -> dict[str, list[str]]:
+    """The entry of every name: its first line without the name, then the others."""
+    done = CliRunner().invoke(cli.main, ["list"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in done.output.splitlines():
+        assert len(line) <= 100
+        if line.startswith(" "):
+            found[name].append(line.strip())
+        else:
+            *said, name = line.split()
+            found[name] = [" ".join(said)]
+    return found
+
+
+CARD = {"index": 0, "name": "A card", "memory_gib": 96.0, "compute_capability": "12.0"}
+
+
+def test_everything_runs_on_a_machine_that_has_everything(here):
+    here(1000.0, gpus.Found([CARD]))
+    found = listed()
+    assert set(found) == {*catalog.ids(), *catalog.studies()}
+    assert {entry[0] for entry in found.values()} == {"runs here"}
+    assert not any(line.startswith("- ") for entry in found.values() for line in entry)
+
+
+def test_what_runs_here_comes_first_and_the_default_before_all(here):
+    here(8.0, gpus.Found([]))
+    found = listed()
+    assert next(iter(found)) == catalog.DEFAULT
+    words = [entry[0] for entry in found.values()]
+    assert words == sorted(words, key=lambda w: w != "runs here")
+    assert set(words) == {"runs here", "not here"}
+
+
+def test_a_recipe_that_does_not_run_says_why(here):
+    here(23.5, gpus.Found([]), disk_gib=48.2)
+    for name in catalog.ids():
+        needs = catalog.load(name).needs
+        entry = " ".join(listed()[name])
+        assert ("this machine has none" in entry) == (needs.gpu_count > 0)
+        assert ("this machine has 23.5" in entry) == (needs.memory_gib > 23.5)
+        assert entry.startswith("not here") == (needs.gpu_count > 0 or needs.memory_gib > 23.5)
+
+
+def test_a_study_runs_only_where_all_its_arms_do_and_names_the_arm_that_does_not(here):
+    here(1000.0, gpus.Found(None, "nobody can tell"))
+    found = listed()
+    for name in catalog.studies():
+        study, path = catalog.load_study(name), catalog.study_path(name)
+        blind = [a.id for a in study.arms if catalog.load(catalog.recipe_of(a, path)).needs.gpu_count]
+        assert (found[name][0] == "runs here") == (not blind)
+        reasons = [line for line in found[name] if line.startswith("- ")]
+        assert [r.split()[1] for r in reasons] == blind
+        assert all("needs a GPU" in r for r in reasons)
+
+
+def test_of_many_reasons_the_first_is_told_and_where_the_others_are():
+    reasons = ["needs " + "x" * 200, "needs " + "y" * 200, "needs z"]
+    assert listing._short(reasons, catalog.DEFAULT) == [
+        reasons[0],
+        f"2 more, told by `llmrepro doctor {catalog.DEFAULT}`",
+    ]
+    assert listing._short(reasons[1:2], catalog.DEFAULT) == reasons[1:2]
+    assert listing._short(["a", "b"], catalog.DEFAULT) == ["a", "b"]
