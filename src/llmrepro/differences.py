@@ -172,7 +172,7 @@ def _question(workload: Workload) -> dict[str, str]:
         "cases": ", ".join(workload.cases),
         "output tokens": number(workload.max_tokens) + ("" if workload.ignore_eos else " at most"),
         "sampling": ", ".join(
-            f"{k} {number(v)}" for k, v in workload.sampling.model_dump().items() if v is not None
+            f"{k} {number(v)}" for k, v in workload.sampling.model_dump().items() if v not in (None, [])
         ),
         "endpoint": workload.endpoint,
         "prompt cache": workload.cache,

@@ -173,7 +173,7 @@ def _repeat(found: Findings) -> Html:
             ", ".join(w.cases),
             f"{w.repeats:,}",
             f"{w.max_tokens:,}",
-            ", ".join(f"{k} {number(v)}" for k, v in w.sampling.model_dump().items() if v is not None)
+            ", ".join(f"{k} {number(v)}" for k, v in w.sampling.model_dump().items() if v not in (None, []))
             + (", end token ignored" if w.ignore_eos else "")
             + f", prompt cache {w.cache}",
         )
