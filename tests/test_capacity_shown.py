@@ -99,6 +99,36 @@ def test_without_a_shape_and_without_a_bandwidth_nothing_is_made_up(tmp_path):
     assert sizing.rooms(findings.read(path)) == []
 
 
+def test_a_page_without_a_roofline_says_why(tmp_path):
+    def nothing_read(recipe):
+        scout(recipe)
+        recipe["model"]["shape"]["parameters"].pop("bits_per_weight")
+
+    def no_speed(recipe):
+        scout(recipe)
+        recipe["claims"] = [c for c in recipe["claims"] if c["metric"] != "decode_tps"]
+
+    for change, why in (
+        (nothing_read, "No roofline: how many bytes of weights a token reads is not stated."),
+        (no_speed, "No roofline: no decode speed of a request is published"),
+    ):
+        path = published(tmp_path / change.__name__, change)
+        assert why in text(page(path)) and drawn(path, "roofline") is None
+    assert "No roofline" not in text(page(published(tmp_path / "whole")))
+    bare = page(folder(tmp_path / "bare", chat(), [boot()]))
+    assert "Measured rates have no bandwidth to be held against: none was measured." in text(bare)
+
+
+def test_a_chart_of_the_cache_tells_its_lines_apart_and_explains_them(tmp_path):
+    path = published(tmp_path)
+    (room,) = sizing.rooms(findings.read(path))
+    lines = {entry.get_label(): entry.get_linestyle() for entry in charts.capacity._entries([], room)}
+    two = ["computed, hybrid, 2,048 tokens in flight", "computed, hybrid, 16,384 tokens in flight"]
+    assert len({lines[name] for name in (*two, "computed, uniform")}) == 3
+    caption = drawn(path, "kv-cache").caption
+    assert "Uniform: every layer keeps every token. Hybrid: full layers keep every token, windowed ones" in caption
+
+
 def test_a_measured_rate_is_held_against_this_machines_bandwidth(tmp_path):
     found = ceilings.rates(findings.read(served(tmp_path)))
     assert {r.here for r in found} == {True} and len(found) == 5

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from llmrepro import catalog, cli, commands, engines, environment, machine, parameters
 from llmrepro.commands import Step
+from llmrepro.model import PATTERN
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def test_every_recipes_commands_can_be_copied_and_name_all_that_is_pinned(name, 
     install, model = recipe.engine.install, recipe.model
     for weights in filter(None, (model, model.draft, model.overlay)):
         assert all(file.path in text for file in weights.files)
-        assert f"{weights.repo} at {weights.revision or 'main'}" in text
+        assert f"{weights.repo} at {weights.revision or 'main, as no revision was published'}, from " in text
     for checkout in install.checkouts:
         assert f"-- {checkout.repo} {checkout.commit}" in text.replace("\\\n   ", "")
     for fix in recipe.engine.fixes:
@@ -77,6 +78,14 @@ def test_a_command_reads_back_as_the_very_words_that_are_executed():
         + "\n".join(commands.lines([Step("server", "why", ["bash", "-c", 'f "$@"', "x", *words], env=step.env)]))
     )
     assert said.split("\0")[:-1] == ["{key}", "a b", *words]
+
+
+def test_what_is_said_of_a_command_is_never_one(tmp_path):
+    said = f"x\ntouch {tmp_path}/made\r\n#"
+    steps = [Step("fix", said, text=said), Step("server", said, ["true"])]
+    assert shell("\n".join(commands.lines(steps))) == ""
+    assert list(tmp_path.iterdir()) == []
+    assert shell(f"printf %s {commands._quoted('{1..3}')}") == "{1..3}"
 
 
 def test_a_command_runs_in_its_folder(tmp_path):
@@ -125,6 +134,23 @@ def test_a_python_that_is_not_here_is_told_once_and_the_rest_still_shown(tmp_pat
     told = [step for step in steps if "needs Python 3.99 and none is installed here" in step.text]
     assert [(step.stage, step.argv) for step in told] == [("python", [])]
     assert [step.stage for step in steps if step.argv][:2] == ["environment", "packages"]
+
+
+def test_patterns_are_not_counted_as_files():
+    model = catalog.load("llama-4-scout/vllm--rtx-pro-6000").model
+    assert all(PATTERN.search(file.path) for file in model.files)
+    assert f"files matching {len(model.files)} patterns, size not published" in commands.source("it", model)
+    one = model.files[0].model_copy(update={"path": "config.json"})
+    mixed = model.model_copy(update={"files": [one, *model.files[:1]]})
+    assert "Face, 1 file and files matching 1 pattern, size" in commands.source("it", mixed)
+
+
+def test_a_folder_of_patches_is_applied_one_after_the_other():
+    name = "qwen3.8-27b/vllm-dflash2--cmp-170hx"
+    (patch,) = next(fix for fix in catalog.load(name).engine.fixes if fix.name == "patch-package").patches
+    (step,) = [s for s in of(name) if s.stage == "fix" and s.argv[:1] == ["patch"]]
+    assert step.argv[-2:] == ["-i", "{patch}"]
+    assert step.text == f"once for each {{patch}} of {{patches}}/{patch.source.path}, by its name in byte order"
 
 
 def recipe_with(folder, change):

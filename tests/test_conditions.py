@@ -402,6 +402,13 @@ def test_nothing_is_told_of_an_engine_that_was_not_installed(tmp_path):
         ("cpu_model", "AMD EPYC 9175F", "AMD EPYC 9175 16-Core Processor", False),
         ("cpu_model", "AMD EPYC", "AMD EPYC 9175F 16-Core Processor", False),  # which one is not said
         ("cpu_model", "AMD EPYC", "AMD EPYC", True),
+        ("cpu_model", "EPYC 9175F", "AMD EPYC", False),
+        ("cpu_model", "AMD EPYC 9175F 16-Core Processor", "EPYC 9175F", True),
+        ("cpu_model", "AMD EPYC 9175F", "EPYC 9175F, watercooled", True),
+        ("cpu_model", "AMD EPYC 16-Core Processor", "AMD EPYC 9175F 16-Core Processor", False),
+        ("cpu_model", "Intel Xeon Processor @ 2.90GHz", "Intel Xeon Gold 6226R CPU @ 2.90GHz", False),
+        ("cpu_model", "Xeon E5-2680", "Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz", False),
+        ("cpu_model", "Apple M2", "Apple M2 Max", False),
         ("os", "Ubuntu 24.04", "Ubuntu 24.04.1 LTS", True),
         ("os", "Ubuntu 24.04", "Ubuntu 24.10", False),
         ("python", "3.12", "3.12.4", True),
@@ -439,3 +446,74 @@ def test_a_repository_is_equal_under_each_name_that_the_recipe_gives_it():
     for here, relation in (("old-name", "equal"), ("another", "differs")):
         found = {c.name: c for c in compared({"weights_repo": here}, recipe=renamed)}
         assert found["weights_repo"].relation == relation
+
+
+@pytest.mark.parametrize("gpus", ["x", {"name": "x"}, ["x"], [{"index": []}], 3])
+def test_gpus_that_are_no_list_of_gpus_are_unknown(gpus):
+    assert facts.of_machine({"gpus": gpus})["gpu_name"] is None
+    assert facts._gpus({"gpus": gpus}, {"machine": {"gpus": gpus}}) is None
+    assert facts._gpus({"gpus": [{"name": "A"}]}, {"machine": gpus}) == [{"name": "A"}]
+
+
+# ---- where the weights come from --------------------------------------------------------------------------------
+
+DFLASH = catalog.load("qwen3.8-27b/vllm-dflash2--cmp-170hx")
+SERVED = {
+    "repo": DFLASH.model.repo,
+    "revision": DFLASH.model.revision,
+    "prepared": DFLASH.model.prepare.model_dump(),
+    "overlay": {"repo": DFLASH.model.overlay.repo, "revision": DFLASH.model.overlay.revision},
+    "draft": {"repo": DFLASH.model.draft.repo, "revision": DFLASH.model.draft.revision},
+}
+MADE = {"weights_repo", "weights_revision", "weights_as_prepared", "drafter_repo", "drafter_revision"}
+
+
+def of_weights(told, recipe=DFLASH):
+    found = conditions.compare(recipe, recipe, {"weights": told})
+    return {c.name: c for c in found if c.name.startswith(("weights", "drafter")) and c.name != "weights_sha256"}
+
+
+def differing(told, recipe=DFLASH):
+    return {c.name for c in conditions.differing(of_weights(told, recipe).values())}
+
+
+def test_weights_as_published_prepared_and_overlaid_are_equal():
+    found = of_weights(SERVED)
+    assert {name: c.relation for name, c in found.items()} == dict.fromkeys(MADE, "equal")
+    assert {c.relation for c in of_weights({}).values()} == {"unknown_here"}  # of a running server nobody knows
+
+
+def test_ones_own_copy_of_weights_without_a_published_hash_bars_a_word_and_says_why():
+    plain = {"repo": None, "revision": None, "draft": SERVED["draft"]}
+    found = of_weights(plain)
+    assert differing(plain) == {"weights", "weights_as_prepared"}
+    assert conditions.named([found["weights"]]) == (
+        f"weights: published {DFLASH.model.repo} at {DFLASH.model.revision}, "
+        "here your own copy, whose origin is not known"
+    )
+    assert found["weights_as_prepared"].here == "as they are, neither prepared nor overlaid"
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"repo": "somebody/else", "revision": "0" * 40}, {"weights_repo", "weights_revision"}),
+        ({"repo": "renamed/since"}, set()),  # a commit names its content
+        ({"revision": "0" * 40}, {"weights_revision"}),
+        ({"prepared": {**SERVED["prepared"], "commit": "0" * 40}}, {"weights_as_prepared"}),
+        ({"overlay": {**SERVED["overlay"], "revision": "0" * 40}}, {"weights_as_prepared"}),
+        ({"draft": {**SERVED["draft"], "revision": "0" * 40}}, {"drafter_revision"}),
+    ],
+)
+def test_other_weights_than_the_published_are_named(changes, names):
+    assert differing({**SERVED, **changes}) == names
+
+
+def test_where_no_publication_names_the_weights_a_copy_of_ones_own_is_still_another():
+    scout = catalog.load("llama-4-scout/llama-cpp--epyc-9175f")
+    assert differing({"repo": scout.model.repo, "revision": "0" * 40}, scout) == set()
+    assert differing({"repo": None, "revision": None}, scout) == {"weights"}
+
+
+def test_with_every_hash_published_the_path_is_nothing():
+    assert of_weights({"repo": None, "revision": None}, catalog.load(catalog.DEFAULT)) == {}

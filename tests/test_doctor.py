@@ -68,6 +68,41 @@ def test_a_python_that_is_not_here_is_a_fault(recipe, tmp_path):
     found = examine(changed(recipe, lambda d: d["engine"]["install"].update(python="3.99")), tmp_path)
     assert found["lock, Python"].found == "this engine needs Python 3.99 and none is installed here"
     assert found["lock, Python"].next_step.startswith("install it")
+    assert "needs Python 3.99" in found["here"].found
+    assert "runs live" not in found["here"].found
+
+
+@pytest.mark.parametrize("missing", ["Python", "lock", "environment"])
+def test_fixes_and_where_weights_come_from_are_told_whatever_is_missing(recipe, tmp_path, missing):
+    def change(data):
+        data["engine"]["fixes"] = [{"name": "cu13-nvcc"}]
+        if missing == "Python":
+            data["engine"]["install"]["python"] = "3.99"
+
+    if missing == "lock":
+        (recipe / "engine.lock").unlink()
+    found = examine(changed(recipe, change), tmp_path)
+    assert ("environment" in found) == (missing == "environment")
+    assert found["fix"].found == "cu13-nvcc: not installed yet, made with the environment"
+    model = catalog.load(str(recipe)).model
+    assert found["weights"].found.startswith(f"the model: {model.repo} at {model.revision}, from ")
+
+
+def test_a_full_disk_can_be_mended(recipe, tmp_path):
+    found = examine(changed(recipe, lambda d: d["needs"].update(disk_gib=1e6)), tmp_path)
+    assert "needs 1e+06 GiB of free disk" in found["disk"].found
+    assert found["disk"].next_step
+    assert "runs live" not in found["here"].found
+
+
+@pytest.mark.parametrize(("memory_gib", "code"), [(1.0, 1), (1e6, 0)])
+def test_a_missing_command_ends_with_1_only_where_the_hardware_is_there(recipe, memory_gib, code, monkeypatch):
+    path = changed(recipe, lambda d: d["needs"].update(memory_gib=memory_gib, commands=["no-such-command"]))
+    done = CliRunner().invoke(cli.main, ["doctor", path])
+    assert done.exit_code == code
+    assert "needs the command 'no-such-command'; install the package" in done.output
+    told = " ".join(CliRunner().invoke(cli.main, ["doctor", "--help"]).output.split())
+    assert "processor, memory or GPU that a recipe needs is no fault" in told
 
 
 def test_a_command_that_is_missing_can_be_mended(recipe, tmp_path):

@@ -1,16 +1,20 @@
 """Numbers from elsewhere: read whole or not at all, under every definition they allow, labelled everywhere."""
 
 import csv
+import itertools
 import json
+import os
 import random
 import shutil
 from pathlib import Path
 
+import folders
 import pytest
 from click.testing import CliRunner
 from folders import chat, folder, soup, table, text
 
 from llmrepro import catalog, cli, imported, metrics, receipt_results, receipts, run_folder, terms
+from llmrepro.charts import averages
 from llmrepro.run_folder import RunError
 
 DATA = Path(__file__).parent / "data" / "receipts" / "two-suites.csv"
@@ -131,6 +135,23 @@ def test_nothing_says_that_it_was_measured_here(page):
     assert "Found here" not in said and "Measured here" not in said
 
 
+def test_the_headline_names_its_definition_and_its_statistics(page):
+    tile = text(page.find(class_="tiles").li)
+    assert "decode_tps.published_2026_10" in tile and "decode speed, (N-1) to the stream's end" in tile
+    places = [tile.index(terms.STATISTICS[s]) for s in ("mean_of_means", "token_weighted", "harmonic", "median")]
+    assert places == sorted(places)
+
+
+def test_no_point_of_the_chart_is_cut_or_hidden(path):
+    found = imported.read(path)
+    (axes,) = averages.averages(found, "averages").figure.axes
+    points = [(x, y) for line in axes.lines for x, y in line.get_xydata()]
+    assert max(x for x, _ in points) < 0.97 * axes.get_xlim()[1]
+    assert min(axes.get_ylim()) < min(y for _, y in points) and max(y for _, y in points) < max(axes.get_ylim())
+    long = sorted(y for x, y in points if y > 0.5 and x == pytest.approx(50))
+    assert len(long) == 5 and min(b - a for a, b in itertools.pairwise(long)) > 0.1, "equal, yet all seen"
+
+
 def test_the_page_has_the_statistics_side_by_side(page):
     head, greedy, long = table(page, "Decode speed of each suite (imported)")
     assert head[1:5] == [
@@ -194,7 +215,9 @@ def recipe(tmp_path):
     return str(place)
 
 
-ROWS = HEAD + "talk,code_runs,0,30,101,0.2,1.2,256\ntalk,plan_move,0,40,201,0.2,10.2,256\n"
+ROWS = HEAD + "".join(
+    f"talk,{case},0,30,101,0.2,{1.2 if case == 'code_runs' else 2.2},256\n" for case in folders.CASES
+)
 
 
 def test_claims_stand_beside_the_numbers_with_their_ratio_and_are_never_judged(tmp_path, recipe):
@@ -205,13 +228,28 @@ def test_claims_stand_beside_the_numbers_with_their_ratio_and_are_never_judged(t
     assert {v["word"] for v in found.values()} == {"not_evaluated"} and {v["here"] for v in found.values()} == {
         None
     }
-    assert found["mean"]["imported"] == pytest.approx(60)
+    assert found["mean"]["imported"] == pytest.approx(60)  # one of 100 tok/s, four of 50
     assert found["mean"]["reason"] == "imported, not measured here; 1.2 times the published value"
     assert found["plain"]["reason"] == "imported, not measured here; it lies within the published range"
     page = soup(made)
     rows = table(page, "Claims beside the imported values (imported, not measured here)")
     assert rows[0][3] == "Imported" and [r[1] for r in rows[1:]] == ["– not evaluated"] * 2
     assert "2 more claims of the recipe: nothing in the file is about it." in text(page.main)
+
+
+def test_no_ratio_where_other_prompts_were_asked_whatever_the_suite_is_called(tmp_path, recipe):
+    rows = HEAD + "chat,code_runs,0,30,101,0.2,1.2,256\nchat,mine,0,40,201,0.2,10.2,256\n"
+    made = imported.create(written(tmp_path, rows), recipe, "default", runs_dir=str(tmp_path))
+    found = {v["claim"]: v for v in imported.read(made).result["verdicts"]}
+    assert "times the published" not in found["mean"]["reason"]
+    assert "; no ratio: its prompts are code_runs, mine, the recipe's" in found["mean"]["reason"]
+    assert found["plain"]["reason"].endswith("it lies within the published range"), "that prompt is the recipe's"
+
+
+def test_the_page_is_called_after_the_file_and_its_recipe_stands_beside(tmp_path, recipe):
+    page = soup(imported.create(written(tmp_path, ROWS), recipe, "default", runs_dir=str(tmp_path)))
+    assert text(page.h1) == "numbers.csv (imported)"
+    assert text(page.find(class_="question")).startswith(f"Held beside: {catalog.load(recipe).title}")
 
 
 @pytest.mark.parametrize(
@@ -301,14 +339,20 @@ def test_repeats_are_counted_where_no_column_has_them(tmp_path):
     [
         ("a,p,0,30,101,-0.2,1.2,256", "line 3: ttft_s is '-0.2', no time after the request was sent"),
         ("a,p,0,30,101,0,1.2,256", "line 3: ttft_s is '0', no time"),
-        ("a,p,0,30,101,1.3,1.2,256", "line 3: total_s is 1.2, less than ttft_s, 1.3"),
-        ("a,p,0,30,101,nan,1.2,256", "line 3: 'nan' is no number"),
-        ("a,p,0,30,101,1e999,1.2,256", "line 3: '1e999' is no number"),
+        ("a,p,0,30,101,1.3,1.2,256", "line 3: total_s is '1.2', less than ttft_s, '1.3'"),
+        ("a,p,0,30,101,nan,1.2,256", "line 3: ttft_s is 'nan', no number"),
+        ("a,p,0,30,101,1e999,1.2,256", "line 3: ttft_s is '1e999', no number"),
         ("a,p,0,30,101,,1.2,256", "line 3: ttft_s is empty"),
         ("a,p,0,30,,0.2,1.2,256", "line 3: completion_tokens is empty"),
-        ("a,p,0,30,0,0.2,1.2,256", "line 3: output_tokens is '0', not a whole number from 1 on"),
-        ("a,p,0,30,10.5,0.2,1.2,256", "line 3: output_tokens is '10.5', not a whole number"),
-        ("a,p,0,30,1_000,0.2,1.2,2560", "line 3: '1_000' is no number"),
+        ("a,p,0,30,0,0.2,1.2,256", "line 3: completion_tokens is '0', not a whole number from 1 on"),
+        ("a,p,0,30,10.5,0.2,1.2,256", "line 3: completion_tokens is '10.5', not a whole number"),
+        ("a,p,0,30,1_000,0.2,1.2,2560", "line 3: completion_tokens is '1_000', no number"),
+        (
+            ",p,x,0,101,nan,1.2,50",
+            "line 3: suite is '', not a name of 1 to 200 characters; rep is 'x', no number; ttft_s is 'nan', no "
+            "number; prompt_tokens is 0; leave it empty where it is not known; 101 output tokens, more than "
+            "max_tokens, 50\n",
+        ),
         ("a,p,0,30,300,0.2,1.2,256", "line 3: 300 output tokens, more than max_tokens, 256"),
         ("a,p,0,0,101,0.2,1.2,256", "line 3: prompt_tokens is 0; leave it empty"),
         (",p,0,30,101,0.2,1.2,256", "line 3: suite is '', not a name"),
@@ -321,7 +365,7 @@ def test_a_bad_row_is_named_with_its_line_and_nothing_is_imported(tmp_path, row,
     file = written(tmp_path, HEAD + "first,p,0,30,101,0.2,1.2,256\n" + row + "\n")
     with pytest.raises(RunError) as found:
         imported.create(file, runs_dir=str(tmp_path / "runs"))
-    assert said in str(found.value) and "nothing was imported" in str(found.value)
+    assert said in f"{found.value}\n" and "nothing was imported" in str(found.value)
     assert not (tmp_path / "runs").exists()
 
 
@@ -341,10 +385,15 @@ def test_every_bad_row_is_named(tmp_path):
         (HEAD.encode(), "holds no request"),
         (
             b"suite,case,ttft,total\na,p,1,2\n",
-            "no column for output_tokens, ttft_s, total_s. Found: suite, case, ttft, total",
+            "line 1: no column for output_tokens, ttft_s, total_s. Found: suite, case, ttft, total",
         ),
-        (b"suite,case,output_tokens,ttft_s,ttft_ms,total_s\n", None),
-        (b"suite,case,output_tokens,ttft_s,ttft_ms,total_s\na,p,9,1,1000,2\n", "both say ttft_s"),
+        (
+            b"Bench,benchmark,prompt-id,ttft\na,b,p,1\na,b,q,1\n",
+            "line 1: no column for output_tokens, ttft_s, total_s. Found: Bench, benchmark, prompt-id, ttft. "
+            "Taken of these: benchmark as suite, prompt-id as case. Needed besides: output_tokens or completion_",
+        ),
+        (b"suite,case,output_tokens,ttft_s,ttft_ms,total_s\n", "line 1: the columns 'ttft_s' and 'ttft_ms' both"),
+        (b"suite,case,output_tokens,ttft_s,ttft_ms,total_s\na,p,9,1,1000,2\n", "line 1: the columns"),
         (b"suite,suite,output_tokens,ttft_s,total_s\na,p,9,1,2\n", "two columns are called 'suite'"),
         ((HEAD + ROW).encode("utf-16"), "is UTF-16"),
         (HEAD.encode() + b"a,caf\xe9,0,30,101,0.2,1.2,256\n", "line 2: not UTF-8"),
@@ -360,7 +409,7 @@ def test_every_bad_row_is_named(tmp_path):
         ),
         (
             b'{"suite": "a", "case": "p", "output_tokens": true, "ttft_s": 0.1, "total_s": 1}\n',
-            "True is no number",
+            "output_tokens is True, no number",
         ),
         (
             b'{"suite": "a", "case": ["p"], "output_tokens": 9, "ttft_s": 0.1, "total_s": 1}\n',
@@ -380,7 +429,7 @@ def test_every_bad_row_is_named(tmp_path):
 def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path, content, said):
     with pytest.raises(RunError) as found:
         receipts.read(written(tmp_path, content))
-    assert (said or "holds no request") in str(found.value)
+    assert said in str(found.value) and str(found.value).count("no column for") <= 1
 
 
 def many(n):
@@ -425,6 +474,9 @@ def test_the_command_says_what_it_made(tmp_path):
     done = CliRunner().invoke(cli.main, ["import", str(DATA), "--runs-dir", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "greedy           60.000 / 27.306 / 33.333 / 60.000" in done.output
+    assert (
+        "decode speed, (N-1) to the stream's end (decode_tps.published_2026_10), in tok/s as mean" in done.output
+    )
     assert "imported: 8 requests of two-suites.csv: imported, not measured here" in done.output
     assert Path(done.output.rsplit("report: ", 1)[1].strip()).is_file()
     wrong = CliRunner().invoke(cli.main, ["import", str(DATA), "--runs-dir", str(tmp_path), "--map", "greedy"])
@@ -433,3 +485,55 @@ def test_the_command_says_what_it_made(tmp_path):
 
 def test_definitions_are_those_of_measured_requests():
     assert set(receipt_results.DEFINED) <= set(metrics.DEFINITIONS)
+
+
+# ---- files that are meant badly -------------------------------------------------------------------------------
+
+OBJECT = '{"suite": "a", "case": "p", "output_tokens": 9, "ttft_s": 0.1, "total_s": 1'
+
+
+def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        done = CliRunner().invoke(cli.main, ["import", str(tmp_path / name), "--runs-dir", str(tmp_path / "runs")])
+        assert done.exit_code == 1 and "is no ordinary file; save what it gives as one" in done.output
+
+
+def test_a_file_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(receipts, "MOST_BYTES", 1 << 20)
+    with pytest.raises(RunError, match="has more than 1 MiB; cut it into several files"):
+        receipts.read(written(tmp_path, b" " * (2 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (",".join(f"c{i}" for i in range(1_000_000)), "line 1: longer than 1 MiB"),
+        (HEAD + ROW + "a,p,1,30,101,0.2,1.2," + "2" * (1 << 20) + "\n", "line 3: longer than 1 MiB"),
+        (HEAD.strip() + "".join(f",c{i}" for i in range(200)) + "\n", "line 1: 208 columns, and 200 are the most"),
+        (
+            OBJECT + "}\n" + "".join(f'{OBJECT}, "repeat": {i}, "c{i}": 0}}\n' for i in range(1, 999)),
+            "line 196: 201 columns, and 200 are the most",
+        ),
+        (OBJECT + ', "ttft_s": 0.2}', "line 1: two values are called 'ttft_s'; give each its own name"),
+        (OBJECT + r', "note": "\ud800"}', "line 1: half a character"),
+        (OBJECT + r', "\udfff": 1}', "line 1: half a character"),
+        (OBJECT.replace('"a"', r'"\ud800"') + "}", "line 1: half a character"),
+        (OBJECT + ', "note": ' + "[" * 300 + "]" * 300 + "}", "line 1: more than 20 arrays and objects"),
+        (OBJECT.replace("0.1", "1e400") + "}", "ttft_s is '1e400', no number"),
+        (OBJECT.replace("9", "9" * 5000) + "}", "no number"),
+    ],
+)
+def test_what_a_run_folder_cannot_hold_is_refused_with_its_line(tmp_path, content, said):
+    with pytest.raises(RunError) as found:
+        imported.create(written(tmp_path, content), runs_dir=str(tmp_path / "runs"))
+    assert said in str(found.value) and len(str(found.value)) < 5_000
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_columns_of_json_lines_are_kept_as_they_stand_there(tmp_path):
+    long = "7" * 5000
+    rows = OBJECT + rf', "large": 1e400, "long": {long}, "whole": "\ud83d\ude00", "of": [{{"x": 1}}]}}'
+    (row,) = imported.read(imported.create(written(tmp_path, rows), runs_dir=str(tmp_path))).rows
+    assert row.extra == {"large": "1e400", "long": long, "whole": "😀", "of": [{"x": 1}]}

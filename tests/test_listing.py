@@ -1,9 +1,11 @@
 """`llmrepro list`: every recipe and study, what runs here, and why the others do not."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
-from llmrepro import catalog, cli, gpus, listing, machine, requirements
+from llmrepro import catalog, cli, environment, gpus, listing, machine, requirements
 
 
 @pytest.fixture
@@ -20,6 +22,7 @@ def here(monkeypatch):
 
         monkeypatch.setattr(machine, "describe", describe)
         monkeypatch.setattr(requirements, "which", lambda command: f"/usr/bin/{command}")
+        monkeypatch.setattr(environment, "interpreter", lambda wanted: Path(f"/usr/bin/python{wanted}"))
 
     return make
 
@@ -78,8 +81,52 @@ def test_a_study_runs_only_where_all_its_arms_do_and_names_the_arm_that_does_not
         blind = [a.id for a in study.arms if catalog.load(catalog.recipe_of(a, path)).needs.gpu_count]
         assert (found[name][0] == "runs here") == (not blind)
         reasons = [line for line in found[name] if line.startswith("- ")]
-        assert [r.split()[1] for r in reasons] == blind
+        named = [arm for r in reasons for arm in r.removeprefix("- ").partition(":")[0].split(" and ")]
+        assert sorted(named) == sorted(blind)
         assert all("needs a GPU" in r for r in reasons)
+
+
+def test_a_study_tells_all_that_its_arms_lack_and_each_thing_once(here, monkeypatch):
+    here(8.0, gpus.Found([]), disk_gib=5.0)
+    asked = without_python(monkeypatch)
+    monkeypatch.setattr(requirements, "which", lambda command: None)
+    told = listed()
+    assert len(asked) == len(set(asked))  # which takes its time
+    for name in catalog.studies():
+        study, path = catalog.load_study(name), catalog.study_path(name)
+        said = " ".join(told[name])
+        folder = machine.cache_dir()
+        facts = machine.describe(folder)
+        for arm in study.arms:
+            recipe = catalog.load(catalog.recipe_of(arm, path))
+            for sentence in requirements.missing(recipe, facts, folder):
+                assert said.count(f": {sentence}") == 1
+        pythons = {catalog.load(catalog.recipe_of(a, path)).engine.install.python for a in study.arms} - {None}
+        assert all(f"needs Python {python} and none is installed here" in said for python in pythons)
+
+
+def test_a_recipe_whose_python_is_missing_does_not_run_here(here, monkeypatch):
+    here(1000.0, gpus.Found([CARD]))
+    without_python(monkeypatch)
+    found = listed()
+    for name in catalog.ids():
+        python = catalog.load(name).engine.install.python
+        assert (found[name][0] == "not here") == (python is not None)
+        assert (f"needs Python {python}" in " ".join(found[name])) == (python is not None)
+
+
+def without_python(monkeypatch) -> list[str]:
+    """A machine with no Python but the kit's own; the versions that are asked for."""
+    asked = []
+
+    def interpreter(wanted):
+        asked.append(wanted)
+        if wanted is None:
+            return Path("/usr/bin/python3")
+        raise environment.EnvironmentFailure(f"Python {wanted} is not here", next_step="install it")
+
+    monkeypatch.setattr(environment, "interpreter", interpreter)
+    return asked
 
 
 def test_of_many_reasons_the_first_is_told_and_where_the_others_are():

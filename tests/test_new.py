@@ -61,7 +61,7 @@ def test_every_recipe_can_be_adopted_and_its_copy_is_whole(tmp_path, here, name)
     assert copy.workloads == original.workloads and copy.servers == original.servers
     assert copy.engine == original.engine and copy.model == original.model
     assert copy.conditions.deciding == original.conditions.deciding, "claims are held against these"
-    assert copy.id != name and copy.id.endswith("--intel-xeon")
+    assert copy.id != name and copy.id.endswith("/mine") and copy.title.endswith(" · for Intel Xeon")
     assert f"based on {name}" in copy.source.publication
     assert sorted(made.files) == sorted(
         str(p.relative_to(tmp_path / "moved")) for p in (tmp_path / "moved").rglob("*") if p.is_file()
@@ -127,9 +127,25 @@ def test_a_machine_without_a_gpu_keeps_the_need_of_one(tmp_path, here):
         ({"cpu": {"model": "A" * 200, "architecture": "x86_64", "physical_cores": 2}}, f"llama-cpp--{'a' * 40}"),
     ],
 )
-def test_the_copy_is_named_by_its_machine(tmp_path, here, changes, id_):
+def test_the_copy_is_named_by_its_machine(tmp_path, here, monkeypatch, changes, id_):
     here(**changes)
-    assert adoption.adopt(catalog.DEFAULT, tmp_path / "mine").recipe.id.endswith(f"/{id_}")
+    monkeypatch.chdir(tmp_path)
+    assert adoption.adopt(catalog.DEFAULT).recipe.id.endswith(f"/{id_}")
+
+
+def test_copies_in_folders_of_their_own_names_have_ids_of_their_own(tmp_path, here):
+    names = ("mine", "mine2", "Mine_3", "x" * 200)
+    ids = [adoption.adopt(catalog.DEFAULT, tmp_path / name).recipe.id.rpartition("/")[2] for name in names]
+    assert ids == ["mine", "mine2", "mine_3", "x" * 70]
+
+
+def test_a_copy_of_a_copy_is_for_one_machine(tmp_path, here):
+    title = catalog.load(catalog.DEFAULT).title
+    first = adoption.adopt(catalog.DEFAULT, tmp_path / "first")
+    facts = machine.describe(None)
+    here(cpu={**facts["cpu"], "model": "AMD EPYC"})
+    second = adoption.adopt(str(first.folder), tmp_path / "second", None)
+    assert (first.recipe.title, second.recipe.title) == (f"{title} · for Intel Xeon", f"{title} · for AMD EPYC")
 
 
 def test_nothing_is_overwritten_and_nothing_half_made_is_left(tmp_path, here, monkeypatch):
@@ -190,11 +206,61 @@ def test_what_a_run_measured_becomes_the_claims_of_a_copy(tmp_path, here):
     made = adoption.adopt(catalog.DEFAULT, tmp_path / "mine", run)
     claims = {c.id: c for c in made.recipe.claims}
     rows = [r for r in results.compute(run)["metrics"] if r["metric"] == "decode_tps" and r["case"] == "plan_move"]
-    assert claims["decode_tps-default-chat-plan_move"].value.point == rows[0]["value"]
-    assert claims["decode_tps-default-chat-plan_move"].n == 12
+    assert claims["decode_tps-default-chat-plan_move"].value.point == pytest.approx(rows[0]["value"], rel=5e-6)
+    assert claims["decode_tps-default-chat-plan_move"].n == 3, "boots, as the page has it: its samples are theirs"
+    assert len(claims["decode_tps-default-chat-plan_move"].samples) == 3
     assert claims["decode_tps-default-chat"].statistic == "mean_of_means"
     assert made.recipe.comparisons == []
     assert made.recipe.conditions.deciding["cpu_model"] == folders.MACHINE["cpu"]["model"]
+
+
+def test_the_conditions_of_own_claims_are_the_runs_and_what_is_printed_is_written(tmp_path, here):
+    made = adoption.adopt(catalog.DEFAULT, tmp_path / "mine", measured_run(tmp_path, "first"))
+    found = copied(made)["conditions"]
+    assert found["deciding"]["cpu_model"] == "A processor"
+    assert (found["noted"]["cpu_cores"], found["noted"]["memory_gib"]) == (2, 16.0)
+    told = " ".join(c for c in made.changes if c.startswith("conditions"))
+    for name, value in {**found["deciding"], **found["noted"]}.items():
+        assert f"{name} {value}" in told
+    assert "filled in" not in told and "Intel" not in told
+
+
+def one_boot(tmp_path):
+    (tmp_path / "one").mkdir()
+    records = [*folders.chat(rounds=4, tps=100 / 3), *folders.prefill(rounds=3)]
+    return folders.folder(tmp_path / "one", records, [folders.boot()])
+
+
+def test_one_value_has_no_spread_and_n_is_the_pages(tmp_path, here):
+    run = one_boot(tmp_path)
+    made = adoption.adopt(catalog.DEFAULT, tmp_path / "mine", run)
+    rows = {(r["metric"], r["case"], r["statistic"]): r for r in results.compute(run)["metrics"]}
+    claims = {(c.metric, c.case): c for c in made.recipe.claims}
+    slope, start = claims["prefill_tps.slope", None], claims["startup.first_completion_s", None]
+    assert slope.n == rows["prefill_tps.slope", None, "slope"]["n"] and slope.spread is None
+    assert (start.n, start.spread) == (1, None)
+    speed = claims["decode_tps", "plan_move"]
+    assert speed.n == 4 and speed.spread[0] < speed.value.point < speed.spread[1]
+
+
+def test_own_claims_carry_six_digits(tmp_path, here):
+    for place, run in enumerate((one_boot(tmp_path), measured_run(tmp_path, "three", tps=100 / 3))):
+        for claim in adoption.adopt(catalog.DEFAULT, tmp_path / f"mine{place}", run).recipe.claims:
+            for value in (claim.value.point, *claim.samples, *(claim.spread or ())):
+                assert value == float(f"{value:.6g}")
+
+
+def test_what_a_run_was_flagged_with_is_printed_and_stays_with_its_claims(tmp_path, here):
+    run = one_boot(tmp_path)
+    flags = results.compute(run)["flags"]
+    made = adoption.adopt(catalog.DEFAULT, tmp_path / "mine", run)
+    assert any("drifts" in flag for flag in flags)
+    for flag in flags:
+        assert f"warning: {run.name} was flagged: {flag}" in made.changes
+        assert flag in made.recipe.source.publication
+    assert any("rest on 1 boot," in c and "3 or more make better claims" in c for c in made.changes)
+    three = adoption.adopt(catalog.DEFAULT, tmp_path / "three", measured_run(tmp_path, "steady"))
+    assert not any("make better claims" in c for c in three.changes)
 
 
 def test_a_run_holds_against_its_own_claims_and_a_slower_one_does_not(tmp_path, here):
@@ -222,3 +288,63 @@ def test_a_run_that_measured_nothing_claims_nothing(tmp_path, here):
     run = folders.folder(tmp_path / "none", outcome="lacking", reason="needs a GPU")
     with pytest.raises(RunError, match="measured nothing that could be claimed: lacking"):
         adoption.adopt(catalog.DEFAULT, tmp_path / "mine", run)
+
+
+def _elsewhere(path):
+    boot = json.loads((path / "boots/1.json").read_text())
+    told = {"external": True, "here": True, "url": "http://127.0.0.1:8000", "model": "m"}
+    (path / "boots/1.json").write_text(json.dumps({**boot, **told}))
+
+
+def _overridden(path):
+    recipe = json.loads((path / "recipe.json").read_text())
+    recipe["workloads"][0]["max_tokens"] = 20
+    (path / "recipe.json").write_text(json.dumps(recipe))
+
+
+def _twice(path):
+    records = (path / "records.jsonl").read_text()
+    (path / "records.jsonl").write_text(records + records.splitlines(keepends=True)[0])
+
+
+def _other_weights(path):
+    weights = json.loads((path / "weights.json").read_text())
+    weights["facts"]["model.sha256"] = "2" * 64
+    (path / "weights.json").write_text(json.dumps(weights))
+
+
+def _stopped(path):
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "outcome": "stopped"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_stopped, "is stopped, and only a complete run is claimed"),
+        (_elsewhere, "asked a server that somebody else started"),
+        (_overridden, "workloads.chat.max tokens: published 48, here 20"),
+        (_other_weights, "weights sha256: published"),
+        (_twice, "the folder was changed by hand"),
+        (lambda path: (path / "weights.json").unlink(), "does not tell its weights sha256"),
+        (lambda path: (path / "engine-freeze.txt").unlink(), "does not tell its engine version"),
+        (lambda path: (path / "imported.json").write_text("{}"), "holds imported numbers"),
+    ],
+)
+def test_only_a_complete_run_of_the_recipe_as_it_is_can_be_claimed(tmp_path, here, change, why):
+    run = measured_run(tmp_path, "first")
+    change(run)
+    with pytest.raises(RunError, match=why):
+        adoption.adopt(catalog.DEFAULT, tmp_path / "mine", run)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_run_on_another_machine_than_the_published_can_be_claimed(tmp_path, here):
+    """Its claims are bound to its own machine."""
+    run = measured_run(tmp_path, "first")
+    for name in ("recipe.json", "recipe.committed.json"):
+        recipe = json.loads((run / name).read_text())
+        recipe["conditions"] = {"deciding": {"cpu_model": "EPYC 9175F"}}
+        (run / name).write_text(json.dumps(recipe))
+    made = adoption.adopt(catalog.DEFAULT, tmp_path / "mine", run)
+    assert made.recipe.conditions.deciding["cpu_model"] == folders.MACHINE["cpu"]["model"]

@@ -56,3 +56,9 @@ def test_a_mean_has_the_digits_that_its_interval_leaves_it(value, low, high, sho
 )
 def test_a_published_value_is_written_in_the_form_in_which_it_was_published(value, shown):
     assert notation.published(value, "tok/s") == shown
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-320, 1e308, float("inf"), float("nan")])
+def test_no_number_is_too_odd_to_be_written(value):
+    said = (notation.number(value), notation.measured(value, 0.0, value)[0], *notation.beside([value]))
+    assert all(said)

@@ -23,7 +23,7 @@ OURS = {"h1", "p", "strong", "br", "a", "code", "table", "thead", "tbody", "tr",
 HOSTILE = (
     "<script>alert(1)</script> <b onclick=x>b</b> &lt;i&gt; **bold** _em_ `code` ~~gone~~ $x^2$ $$y$$ \\(z\\) "
     "\\begin{equation}e\\end{equation} [link](javascript:x) ![i](http://e.example/i.png) http://e.example/p "
-    "www.e.example a@e.example a|b @@0@@ {t} # x\n\n# Second\n\n- item\n\n---\n| a | b |\n|---|---|"
+    "www.e.example a@e.example a|b @@0@@ {t} # x # Second - item --- | a | b | |---|---|"
 )
 SHOWN = " ".join(HOSTILE.split())
 PROCESS = "import sys; from llmrepro.cli import main; sys.argv[0] = 'llmrepro'; main()"

@@ -96,9 +96,8 @@ def test_it_ends_lacking_and_says_what_is_missing(run):
     status = read_json(path / "status.json")
     assert status["outcome"] == "lacking"
     assert status["reason"].startswith("published mode was asked for")
-    needs = requirements.of(catalog.load(name))
     facts = read_json(path / "machine.json")
-    missing = requirements.lacks(needs, facts, "the disk of the kit's cache")
+    missing = requirements.missing(catalog.load(name), facts, "the disk of the kit's cache")
     assert status["reason"] == "; ".join(["published mode was asked for", *missing])
     result = read_json(path / "result.json")
     told = [*result["verdicts"], *result["comparisons"]]
@@ -168,6 +167,7 @@ def test_its_charts_hold_the_published_numbers(run):
 def test_what_is_missing_is_why_auto_is_not_live(monkeypatch, tmp_path, capsys, name, mode):
     machine(monkeypatch, 4, [])
     monkeypatch.setattr(requirements, "which", lambda _: None)
+    monkeypatch.setattr(requirements, "lacks_python", lambda wanted: f"needs Python {wanted}")
     run = stages.start({"recipe": name, "mode": mode, "runs_dir": str(tmp_path)})
     for stage in BEFORE_CHARTS:
         getattr(stages, stage)(run)
@@ -181,6 +181,7 @@ def test_what_is_missing_is_why_auto_is_not_live(monkeypatch, tmp_path, capsys, 
     assert ("this machine has none" in status["reason"]) == bool(needs.gpu_count)
     for command in needs.commands:
         assert f"needs the command {command!r}" in status["reason"]
+    assert f"needs Python {catalog.load(name).engine.install.python}" in status["reason"]
     assert not re.search(r"reproduced|not evaluated", capsys.readouterr().out)
 
 
@@ -189,6 +190,7 @@ def test_a_machine_that_has_the_needs_goes_live(monkeypatch, tmp_path, name):
     machine(monkeypatch, 1000, [Card("NVIDIA RTX PRO 6000", memory_bytes=96 * 2**30, capability=(12, 0))])
     monkeypatch.setattr(machine_, "measured_bandwidth", lambda *_: {})
     monkeypatch.setattr(requirements, "which", lambda command: f"/usr/bin/{command}")
+    monkeypatch.setattr(requirements, "lacks_python", lambda wanted: None)
     asked = []
 
     def prepared(engine, lock, log):
@@ -230,7 +232,7 @@ def test_a_study_without_its_machines_ends_lacking_and_names_what_each_arm_needs
         assert own["outcome"] == "lacking"
         recipe = catalog.load(read_json(study / "arms" / arm / "recipe.json")["id"])
         found = read_json(study / "arms" / arm / "machine.json")
-        for sentence in requirements.lacks(requirements.of(recipe), found, "the disk of the kit's cache"):
+        for sentence in requirements.missing(recipe, found, "the disk of the kit's cache"):
             assert re.search(rf"{arm}[\w -]*: {re.escape(sentence)}", status["reason"])
     result = read_json(study / "result.json")
     assert {c["word"] for c in result["comparisons"]} == {"not_evaluated"}

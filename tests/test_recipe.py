@@ -128,6 +128,137 @@ def test_what_a_recipe_may_not_ask_is_refused(data, change, said):
     assert said in refusal(data)
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ["--speculative-config.model", "/evil"],
+            "is a part of --speculative-config; give --speculative-config as",
+        ),
+        (["--speculative_config", '{"model": "/evil"}'], "drafts with '/evil', which the recipe does not pin"),
+        (["--speculative_config={}"], None),
+        (["--speculative-config", '{"model": "{draft}", "revision": "x"}'], "may not set 'revision'"),
+        (["--speculative-config"], "--speculative-config needs a value after it"),
+        (["--speculative-config", "[" * 1500], "--speculative-config needs a JSON object"),
+        (["-sc", "{}"], "-sc would load, serve or write something"),
+        (["-sc.model", "/evil"], "-sc would load, serve or write something"),
+        (["-s", "{}"], "-s would load, serve or write something"),
+        (["--speculative-c", "{}"], "can be read as short for --speculative-config, write it in full"),
+        (["--model_draft", "/evil"], "--model-draft drafts with '/evil'"),
+        (["--model-draft", "{draft}"], None),
+        (["evil/model"], "stands where a flag is due"),
+        (["--ctx-size", "8", "evil/model"], "--ctx-size has a value already"),
+        (["--ctx-size=8", "evil/model"], "--ctx-size has a value already"),
+        (["--cudagraph-capture-sizes", "1", "2", "4"], None),
+        (["--cudagraph-capture-sizes", "1", "evil"], "--cudagraph-capture-sizes has a value already"),
+        (["--enforce-eager", "evil"], "stands where a flag is due"),
+        (["--", "evil"], "-- can be read as short for"),
+        (["--n-gpu-layers", "-1"], None),
+        (["-O3"], None),
+        (["-O.backend=x"], "is a short flag and more in one word"),
+        (["-c", '{"backend": "x"}'], "give the long form of a flag that takes an object"),
+        (["--compilation-config", '{"backend": "x.y"}'], "--compilation-config may not set 'backend'"),
+        (["--compilation-config", '{"cache-dir": "/x"}'], "--compilation-config may not set 'cache_dir'"),
+        (["--compilation-config.debug_dump_path", "/x"], "is a part of --compilation-config"),
+        (["--compilation-config", '{"pass_config": {"dump": "/x"}}'], "pass_config takes plain values"),
+        (["--compilation-config", '{"mode": 3, "pass_config": {"eliminate_noops": true}}'], None),
+        (["--compilation-config", "3"], None),
+        (["--lookup-cache-dynamic", "/x"], "--lookup-cache-dynamic would load, serve or write"),
+        (["--lora_scaled", "/x"], "--lora-scaled would load, serve or write"),
+        (["--fim-qwen-1.5b-default"], "would load, serve or write"),
+        (["--gpt-oss-20b-default"], "would load, serve or write"),
+        (["--vision-gemma-4b-default"], "would load, serve or write"),
+        (["--grammar", "root ::= [a]"], None),
+        (["--ctx-size", "9" * 400], "has a number of more than 18 digits"),
+    ],
+)
+def test_no_argument_names_a_model_or_code_that_is_not_pinned(data, args, said):
+    data["servers"][0]["args"] = args
+    if said is None:
+        assert validated(data, "here").servers[0].args == args
+    else:
+        assert said in refusal(data)
+
+
+@pytest.mark.parametrize("text", ["x\ntouch /tmp/P\n#", "x\r", "\x1b[2J", "\x7f", "\x9b2J", "\u2028", "\u202e"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d, text: d.update(title=text),
+        lambda d, text: d["engine"].update(fixes=[{"name": "cu13-nvcc", "lock": f"a{text}"}]),
+        lambda d, text: d["engine"].update(unstated={"x": text}),
+        lambda d, text: d["claims"][0].update(locator=text),
+        lambda d, text: d["servers"][0]["args"].append(f"--grammar={text}"),
+        lambda d, text: d["servers"][0].update(env={"GGML_X": text}),
+        lambda d, text: d.update(conditions={"noted": {"host": text}}),
+        lambda d, text: d.update(out_of_scope=["x", text]),
+    ],
+)
+def test_every_text_of_a_recipe_is_one_line(data, change, text):
+    change(data, text)
+    assert "has the control character" in refusal(data)
+
+
+def test_a_refusal_repeats_no_control_character_of_a_key(data):
+    data["x\n\x1b[2J"] = 1
+    assert "\x1b" not in refusal(data)
+
+
+ATTENTION = {"full_layers": 4, "kv_heads": 2, "head_dim": 64, "locator": "here"}
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("attention", "kv_heads", 10**300),
+        ("attention", "full_layers", 10**200),
+        ("attention", "full_layers", 0),
+        ("attention", "head_dim", 10**7),
+        ("parameters", "total_b", 1e-300),
+        ("parameters", "active_b", 1e300),
+        ("parameters", "active_b", 2.0),
+        ("memory", "bandwidth_gb_s", 1e308),
+        ("memory", "bandwidth_gb_s", 5e-324),
+    ],
+)
+def test_sizes_that_no_model_or_machine_has_are_refused(data, part, key, value):
+    parts = {
+        "attention": ATTENTION,
+        "parameters": {"total_b": 1.0, "locator": "here"},
+        "memory": {"bandwidth_gb_s": 100.0, "kind": "nominal", "locator": "here"},
+    }
+    data["memory"] = parts["memory"]
+    data["model"]["shape"] = {"attention": parts["attention"], "parameters": parts["parameters"]}
+    validated(data, "here")
+    data["memory"], data["model"] = copy.deepcopy(data["memory"]), copy.deepcopy(data["model"])
+    (data["memory"] if part == "memory" else data["model"]["shape"][part])[key] = value
+    assert part in refusal(data)
+
+
+@pytest.mark.parametrize(
+    ("metric", "change", "said"),
+    [
+        ("decode_tps", {"value": {"point": -1.0}}, "value.point"),
+        ("decode_tps", {"value": {"point": 0.0}}, "decode_tps, in tok/s, is above nought"),
+        ("ttft_s", {"value": {"range": [0.0, 1.0]}}, "ttft_s, in s, is above nought"),
+        ("decode_tps", {"value": {"about": 1e-320}}, "a number is nought or 1e-09 to 1e+15 in size"),
+        ("decode_tps", {"value": {"at_most": 1e308}}, "a number is nought or 1e-09 to 1e+15 in size"),
+        ("decode_tps", {"value": {"words": " "}}, "value.words"),
+        ("outcome", {"value": {"completed_to": -5}}, "value.completed_to"),
+        ("output_tokens", {"value": {"exact": -1}}, "output_tokens is never below nought"),
+        ("decode_tps", {"n": -3}, ".n: "),
+        ("decode_tps", {"n": 0}, ".n: "),
+        ("decode_tps", {"spread": [3.0, 2.0]}, "a spread goes from low to high"),
+        ("decode_tps", {"samples": [1.0, 0.0]}, "samples.1"),
+        ("decode_tps", {"conditions": {"noted": {"threads": 10**400}}}, "a number is nought or"),
+    ],
+)
+def test_a_claim_that_contradicts_itself_is_refused(data, metric, change, said):
+    claim = {"id": "c", "metric": metric, "unit": terms.METRICS[metric].unit, "value": {"point": 9.0}}
+    data["claims"] = [{**claim, "evidence": "stated", "locator": "here", **change}]
+    assert said in refusal(data)
+
+
 def test_every_fault_of_a_recipe_is_told_at_once(data):
     data["titel"] = "x"
     data["engine"]["name"] = "x"

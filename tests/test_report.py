@@ -18,6 +18,8 @@ ATTACK = (
     '" onmouseover="alert(3)\' [link](javascript:alert(4)) ![shot](http://evil.test/x.png) # '
     "{{ 7*7 }} {% raw %}\x1b[31mred\x1b[0m \x00\x07\u202ereversed"
 )
+# What of it a recipe may hold, which is refused with control characters.
+PRINTABLE = "".join(character for character in ATTACK if character.isprintable())
 # What is left to read: no colours, no control characters, nothing that turns the line around.
 SHOWN = ATTACK.replace("\x1b[31m", "").replace("\x1b[0m", "").replace("\x00\x07\u202e", "\ufffd" * 3)
 
@@ -240,13 +242,13 @@ def test_it_names_no_folder_of_the_machine(run, page):
 
 def test_hostile_text_stays_text(tmp_path):
     def change(recipe):
-        recipe.update(title=ATTACK, question=ATTACK)
-        recipe["source"]["publication"] = ATTACK
-        recipe["model"]["license"] = ATTACK
-        recipe["workloads"][0]["title"] = ATTACK
-        recipe["claims"][0].update(title=ATTACK, locator=ATTACK)
-        recipe["conditions"] = {"deciding": {"cooling": ATTACK}}
-        recipe["servers"][0]["env"] = {"LLAMA_X": ATTACK}
+        recipe.update(title=PRINTABLE, question=PRINTABLE)
+        recipe["source"]["publication"] = PRINTABLE
+        recipe["model"]["license"] = PRINTABLE
+        recipe["workloads"][0]["title"] = PRINTABLE
+        recipe["claims"][0].update(title=PRINTABLE, locator=PRINTABLE)
+        recipe["conditions"] = {"deciding": {"cooling": PRINTABLE}}
+        recipe["servers"][0]["env"] = {"LLAMA_X": PRINTABLE}
 
     told = boot(adaptations=[ATTACK], command=[ATTACK], effective={ATTACK: ATTACK}, phases=[[ATTACK, 0.0, 1.0]])
     records = [
@@ -271,11 +273,11 @@ def test_hostile_text_stays_text(tmp_path):
     (run / "prompts.json").write_text(json.dumps({"0" * 64: ATTACK}))
     page = soup(run)
     assert_harmless(page)
-    assert page.title.string == f"{SHOWN} · llmrepro"
-    assert page.h1.get_text() == SHOWN
+    assert page.title.string == f"{PRINTABLE} · llmrepro"
+    assert page.h1.get_text() == PRINTABLE
     assert len(page.find_all("img")) == 2  # the charts
     for where in ("p", "td", "th", "pre", "small", "caption"):
-        assert any(SHOWN in n.get_text() for n in page.find_all(where)), where
+        assert any(SHOWN in n.get_text() or PRINTABLE in n.get_text() for n in page.find_all(where)), where
     raw = (run / "report.html").read_text()
     assert not {"\x1b", "\x00", "\x07", "\u202e"} & set(raw)
     assert raw.count("</style>") == raw.count("</title>") == 1

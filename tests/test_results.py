@@ -291,7 +291,12 @@ def test_how_a_case_ended_is_a_row_and_a_death_that_was_asked_again_is_told(tmp_
         {"metric": "outcome", "unit": "", "value": {"failed_at": 59}, "case": "plan_move"},
         {"metric": "outcome", "unit": "", "value": {"completed_to": 59}, "case": "plan_move"},
     )
-    result = computed(tmp_path, asked, change=claiming(*claims))
+
+    def twice(recipe):
+        claiming(*claims)(recipe)
+        recipe["workloads"][0]["repeats"] = 2
+
+    result = computed(tmp_path, asked, change=twice)
     fine, dead = (row(result, "outcome", case=c) for c in ("code_runs", "plan_move"))
     assert (fine["value"], fine["prompt_tokens"], fine["n"]) == ("ok", 55, 2)
     assert fine["note"] == "2 of 2 requests answered; 1 died and was asked again"
@@ -367,3 +372,73 @@ def test_a_rate_above_the_bandwidth_roofline_gets_no_verdict_where_the_bandwidth
         assert any("above the bandwidth roofline" in flag for flag in result["flags"])
     assert "above the bandwidth roofline" in words["quiet"]
     assert "above the bandwidth roofline" not in words["busy"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "word", "said"),
+    [
+        (5, "reproduced", "completes here with 55 tokens: 5 of 5 requests answered"),
+        (1, "not_evaluated", "not every request was asked: 1 of 5 asked; 1 of 1 requests answered"),
+    ],
+)
+def test_what_was_skipped_or_is_missing_completes_nothing(tmp_path, asked, word, said):
+    """A skipped request has a record, one that the run never came to has none."""
+    about = {"metric": "outcome", "unit": "", "value": {"completed_to": 55}}
+    skipped = {"status": "skipped", "error": "too slow", "events": [], "t_done_s": None, "output_tokens": None}
+    records = [record(repeat=n, **({} if n < asked else skipped)) for n in range(max(asked, 3))]
+    assert verdicts(computed(tmp_path, records, change=claiming(about)))["c0"] == (word, said)
+
+
+@pytest.mark.parametrize(
+    ("status", "http", "words"),
+    [
+        *((s, None, ("reproduced", "not_reproduced")) for s in ("context_overflow", "oom", "engine_died")),
+        *(("http_error", http, ("reproduced", "not_reproduced")) for http in (400, 413)),
+        *(("http_error", http, ("not_evaluated",) * 2) for http in (401, 429, 500)),
+        *((s, None, ("not_evaluated",) * 2) for s in ("timeout", "stream_error")),
+    ],
+)
+def test_only_what_an_engine_does_at_a_length_is_how_it_fails_there(tmp_path, status, http, words):
+    claims = [{"metric": "outcome", "unit": "", "value": {form: 55}} for form in ("failed_at", "completed_to")]
+    records = [failure("code_runs", n, status=status, http_status=http, error="so it said") for n in range(5)]
+    records = [r.model_copy(update={"prompt_tokens": 55}) for r in records]
+    result = computed(tmp_path, records, change=claiming(*claims))
+    said = verdicts(result)
+    assert tuple(said[c][0] for c in ("c0", "c1")) == words
+    assert "so it said" in said["c0"][1]
+    assert row(result, "outcome")["http_status"] == http
+
+
+def test_an_engines_own_failure_goes_before_a_timeout_of_the_same_prompt(tmp_path):
+    about = {"metric": "outcome", "unit": "", "value": {"failed_at": 55}}
+    records = [failure("code_runs", 0, status="timeout"), failure("code_runs", 1)]
+    result = computed(tmp_path, records, change=claiming(about))
+    assert (row(result, "outcome")["value"], verdicts(result)["c0"][0]) == ("engine_died", "reproduced")
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([record(repeat=n) for n in (0, 1, 2, 2)], "1 requests stand more than once in records.jsonl"),
+        ([record(repeat=n, boot=b) for b in (1, 2) for n in range(3)], "boot 2: its file is missing"),
+    ],
+)
+def test_a_folder_that_was_changed_by_hand_earns_no_word_and_shows_its_ratios(tmp_path, records, why):
+    claims = (
+        {"metric": "decode_tps", "value": {"point": 100.0}},
+        {"metric": "prompt_tokens", "unit": "tok", "value": {"exact": 55}},
+        {"metric": "outcome", "unit": "", "value": {"completed_to": 55}},
+    )
+
+    def change(recipe):
+        claiming(*claims)(recipe)
+        recipe["workloads"][0]["repeats"] = 3
+
+    (tmp_path / "whole").mkdir()
+    whole = computed(tmp_path / "whole", [record(repeat=n) for n in range(3)], change=change)
+    assert {v["word"] for v in whole["verdicts"]} == {"reproduced"}
+    (tmp_path / "changed").mkdir()
+    changed = computed(tmp_path / "changed", records, [boot()], change=change)
+    assert {v["word"] for v in changed["verdicts"]} == {"not_evaluated"}
+    assert all(v["reason"].startswith(why) for v in changed["verdicts"])
+    assert changed["verdicts"][0]["ratio"] == pytest.approx(1.0)

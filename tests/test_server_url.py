@@ -1,6 +1,7 @@
 """A server that already runs is measured and left as it was; what it does not tell is unknown."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -8,12 +9,14 @@ import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
 import pytest
 import requests
 from folders import boot, fill, record, soup, text
 
 from llmrepro import (
+    bench,
     catalog,
     engines,
     facts,
@@ -62,6 +65,9 @@ def test_an_address_is_taken_as_people_write_it(tmp_path, url, address):
         ({"url": "127.0.0.1:8080"}, "is no address of a server; write http://127.0.0.1:8080"),
         ({"url": "file:///etc/passwd"}, "is no address of a server"),
         ({"url": "http://127.0.0.1:99999"}, "is no address of a server"),
+        ({"url": "http://[::1"}, "is no address of a server"),
+        ({"url": "http://me:secret@[::1"}, "is no address of a server"),
+        ({"url": "http://\udcff"}, "is no address of a server"),
         ({"url": "http://me:secret@127.0.0.1:8080"}, "holds a password"),
         ({"url": "http://127.0.0.1:8080/?key=secret"}, "leave . and # out"),
         ({"mode": "published"}, "mode published measures nothing"),
@@ -168,6 +174,11 @@ def test_the_model_is_what_the_server_calls_it_and_the_version_what_it_tells(mon
         ({"body": {"data": []}}, "names no model"),
         ({"body": b"<html>"}, "names no model"),
         ({"body": {"data": [7]}}, "names no model"),
+        ({"body": b"[" * 100_000}, "names no model"),
+        (
+            {"body": {"data": [{"id": "\ud800"}]}},
+            "holds half a character and is no text; serve it under another name",
+        ),
         ({"body": models("a", "b")}, r"serves 2 models \(a, b\)"),
         ({"status": 302, "body": {}, "Location": "http://127.0.0.1:1/"}, "leads elsewhere"),
     ],
@@ -183,6 +194,16 @@ def test_nobody_there_is_a_sentence(tmp_path):
         free.bind(("127.0.0.1", 0))
         with pytest.raises(RunError, match="nothing answers at .*; start the server"):
             who(f"http://127.0.0.1:{free.getsockname()[1]}")
+
+
+def test_a_run_that_found_no_server_says_to_start_it_before_running_again(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        run = create(tmp_path, url=f"http://127.0.0.1:{free.getsockname()[1]}")
+        with pytest.raises(RunError):
+            stages.prepare(run)
+    said = run_folder.status(run.path)["next_step"]
+    assert said.startswith("start the server and wait until it is ready; then run again")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +280,10 @@ def test_this_machines_facts_are_the_servers_only_on_loopback(tmp_path):
 def test_the_page_of_such_a_run_has_no_start_and_says_why(tmp_path):
     page = soup(measured(tmp_path, external()))
     assert "It was running already: how it was started is not known." in text(page.main)
-    assert "start to first token" not in text(page.find(class_="tiles"))
+    tiles = text(page.find(class_="tiles"))
+    assert "start to first token" not in tiles
+    assert "measured here, a running server" in tiles and "boot" not in tiles
+    assert "a server that already ran does not tell it" in text(page.main)
 
 
 # ---- a real one -----------------------------------------------------------------------------------------------
@@ -395,12 +419,134 @@ def test_a_run_is_not_gone_on_with_on_another_server(tmp_path, monkeypatch):
     run.close()
 
 
-def test_a_key_that_a_server_writes_back_is_not_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv(running_server.KEY_VARIABLE, KEY)
-    running = running_server.Running(1, "http://127.0.0.1:1", running_server.key(), tmp_path / "1.log")
-    said = record(text=f"your key is {KEY}").model_dump_json()
-    assert "key-4711" not in running.without_key(said) and "your key is <api key>" in running.without_key(said)
+def keyed(monkeypatch, key):
+    monkeypatch.setenv(running_server.KEY_VARIABLE, key)
+    return running_server.Running(1, "http://127.0.0.1:1", running_server.key(), None)
+
+
+def test_a_key_that_a_server_writes_back_is_not_kept(monkeypatch):
+    running = keyed(monkeypatch, KEY)
+    quoted = json.dumps({"message": f"no {KEY}"})
+    said = record(
+        text=f"your key is {KEY}",
+        reasoning=f"it says {KEY}",
+        status="http_error",
+        error=f"HTTP 400: {quoted}, in {json.dumps(quoted)}, in {quoted.encode()!r}",
+        notes=[f"at /?key={quote(KEY)}"],
+        finish_reason=KEY,
+        usage={"completion_tokens": 3, "of": [{"whom": KEY}]},
+    )
+    kept = running.without_key(said)
+    assert "key-4711" not in kept.model_dump_json() and kept.text == "your key is <api key>"
+    assert kept.usage == {"completion_tokens": 3, "of": [{"whom": "<api key>"}]}
+    assert kept.text_sha256 == hashlib.sha256(kept.text.encode()).hexdigest()
     assert KEY not in repr(running)
+
+
+@pytest.mark.parametrize(
+    "key", ["token", "text", "ok", "a", "1", "prompt_tokens", "/v1/chat/completions", "max_tokens"]
+)
+def test_a_key_that_is_an_ordinary_word_destroys_no_record(monkeypatch, key):
+    said = record(text="a token is a text, ok 1", usage={"prompt_tokens": 11, "max_tokens": 1})
+    assert keyed(monkeypatch, key).without_key(said) == said
+
+
+@pytest.mark.parametrize("key", ["of-two\nlines", " spaced-out ", "schlüssel-4711"])
+def test_a_key_that_no_header_carries_is_refused_without_being_told(monkeypatch, key):
+    monkeypatch.setenv(running_server.KEY_VARIABLE, key)
+    with (
+        listing(body=models("a")) as (url, _),
+        pytest.raises(RunError, match="which no HTTP header carries") as found,
+    ):
+        who(url)
+    assert key.strip() not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"body": models(f"served to {KEY}")}, "holds the API key, and would be written down"),
+        ({"body": models(f"a {KEY}", f"b {KEY}")}, "serves 2 models .a <api key>, b <api key>."),
+        ({"status": 302, "body": {}, "Location": f"/?key={quote(KEY)}"}, "leads elsewhere ./.key=<api key>."),
+    ],
+)
+def test_a_key_in_what_a_server_says_of_itself_is_told_nowhere(monkeypatch, answer, said):
+    monkeypatch.setenv(running_server.KEY_VARIABLE, KEY)
+    with listing(**answer) as (url, _), pytest.raises(RunError, match=said) as found:
+        who(url)
+    assert "4711" not in str(found.value)
+
+
+def test_a_key_in_a_version_and_in_what_is_observed_is_not_kept(monkeypatch):
+    running = keyed(monkeypatch, KEY)
+    with listing(body=models("m"), version=f"0.32.0 for {KEY}") as (url, _):
+        assert who(url) == ("m", ["0.32.0 for <api key>"])
+        running.url = url
+        assert bench.call(running, "/version") == {"version": "0.32.0 for <api key>"}
+    with listing(body=f"# {KEY}".encode(), **{"Content-Type": "text/plain"}) as (running.url, _):
+        assert bench.call(running, "/v1/models") == "# <api key>"
+
+
+def test_what_no_run_folder_can_hold_is_not_observed():
+    running = running_server.Running(1, "", None, None)
+    body = b'{"half": "\\ud800", "large": 1e400, "none": NaN, "n": 7}'
+    with listing(body=body) as (running.url, _):
+        found = bench.call(running, "/v1/models")
+    assert found == {"half": "?", "large": None, "none": None, "n": 7}
+    with listing(body=b"[" * 100_000) as (running.url, _):
+        assert bench.call(running, "/v1/models") is None
+
+
+@contextlib.contextmanager
+def dripping(head: bytes, drop: bytes):
+    """A server that answers `head`, then `drop` ten times a second and never ends."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            with contextlib.suppress(OSError):
+                self.wfile.write(head)
+                while not over.wait(0.1):
+                    self.wfile.write(drop)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: ",
+    ],
+    ids=["body", "headers"],
+)
+def test_an_answer_that_drips_is_waited_for_only_so_long(monkeypatch, head):
+    monkeypatch.setattr(running_server, "WHOLE_S", 0.5)
+    running = running_server.Running(1, "", None, None)
+    with dripping(head, b" ") as running.url:
+        with pytest.raises(RunError, match="/v1/models did not end its answer within 0.5 s; it must be a server"):
+            who(running.url)
+        assert bench.call(running, "/props") is None
+
+
+def test_an_answer_that_is_too_large_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(running_server, "MOST_BYTES", 1 << 20)
+    running = running_server.Running(1, "", None, None)
+    with listing(body=b" " * (2 << 20)) as (running.url, _):
+        with pytest.raises(RunError, match="/v1/models answers with more than 1 MiB"):
+            who(running.url)
+        assert bench.call(running, "/v1/models") is None
 
 
 def test_no_variable_is_no_key(monkeypatch):

@@ -104,6 +104,6 @@ def test_an_arms_recipe_may_lie_beside_the_study(tmp_path):
     assert catalog.recipe_of(loaded.arms[1], path) == str(tmp_path / "mine" / "recipe.json")
 
 
-@pytest.mark.parametrize("ratio", [{"range": [50.0, 20.0]}, {"about": 0.0}, {"point": -1.0}])
+@pytest.mark.parametrize("ratio", [{"range": [50.0, 20.0]}, {"about": 0.0}, {"range": [0.0, 2.0]}])
 def test_a_ratio_that_no_measurement_can_have_is_refused(tmp_path, ratio):
     assert "a ratio is above nought, a range from low to high" in refused(tmp_path, claim(order=None, ratio=ratio))

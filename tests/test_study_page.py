@@ -10,7 +10,7 @@ from bs4 import BeautifulSoup
 from folders import CASES, LENGTHS, chat, head, prefill, table, text
 from folders import folder as run_folder_of
 from studies import both, claim, folder
-from test_report import ATTACK, SHOWN, assert_harmless
+from test_report import ATTACK, PRINTABLE, assert_harmless
 
 from llmrepro import charts, metrics, report, study_results
 
@@ -213,13 +213,13 @@ def test_nothing_measured_still_makes_a_page(tmp_path):
 
 def test_hostile_text_stays_text(tmp_path):
     changes = {
-        "title": ATTACK,
-        "question": ATTACK,
-        "differs_in": [ATTACK],
-        "out_of_scope": [ATTACK],
-        "source": {"publication": ATTACK},
+        "title": PRINTABLE,
+        "question": PRINTABLE,
+        "differs_in": [PRINTABLE],
+        "out_of_scope": [PRINTABLE],
+        "source": {"publication": PRINTABLE},
     }
-    path = folder(tmp_path, [claim(title=ATTACK, locator=ATTACK)], both(), changes=changes, outcome="failed")
+    path = folder(tmp_path, [claim(title=PRINTABLE, locator=PRINTABLE)], both(), changes=changes, outcome="failed")
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps({**status, "reason": ATTACK, "next_step": ATTACK}))
     page = soup(path)
@@ -227,7 +227,7 @@ def test_hostile_text_stays_text(tmp_path):
         if a["href"].startswith("arms/"):
             a["href"] = "#"
     assert_harmless(page)
-    assert page.h1.get_text() == SHOWN
+    assert page.h1.get_text() == PRINTABLE
 
 
 def test_the_page_is_made_from_the_folder_alone(run, tmp_path, monkeypatch):

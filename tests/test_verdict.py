@@ -33,7 +33,13 @@ def condition(relation, deciding=True, name="weights_sha256", **changes):
         ([], [], "not_evaluated", "no such value in this run"),
         ([fact(None)], [], "not_evaluated", "the engine does not tell it"),
         ([fact(None, note="it varied: [1, 2]")], [], "not_evaluated", "it varied: [1, 2]"),
-        ([fact(55)], [condition("differs")], "not_comparable", "weights sha256: published a, here b"),
+        ([fact(55)], [condition("differs")], "not_comparable", "weights sha256: published a, here b; equal here"),
+        (
+            [fact(56)],
+            [condition("differs")],
+            "not_comparable",
+            "weights sha256: published a, here b; differs here",
+        ),
         ([fact(55)], [condition("differs", deciding=False)], "reproduced", "equal"),
         (
             [fact(55)],
@@ -47,6 +53,14 @@ def test_the_words_of_an_exact_claim(found, bound, word, reason):
     said = judged(claim("prompt_tokens", {"exact": 55}), *found, bound=bound)
     assert said.word == word
     assert said.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("metric", ["model.bytes", "startup.port_s", "memory.weights_gib", "kv_tokens"])
+def test_what_only_a_start_tells_is_not_told_by_a_server_that_already_ran(metric):
+    about = claim(metric, {"about": 1.0}, server=None)
+    assert judged(about, running=True).reason == "a server that already ran does not tell it"
+    assert judged(about).reason.startswith("no such value in this run")
+    assert judged(claim("decode_tps"), running=True).reason.startswith("no such value in this run")
 
 
 def test_two_values_that_fit_are_not_chosen_from():
@@ -95,7 +109,7 @@ def test_a_condition_of_another_server_changes_nothing():
     other, own = (condition("differs", name="kv_dtype", server=s) for s in ("other", "default"))
     assert judged(about, fact(55), bound=[other]).word == "reproduced"
     said = judged(about, fact(55), bound=[own])
-    assert (said.word, said.reason) == ("not_comparable", "kv dtype (default): published a, here b")
+    assert (said.word, said.reason) == ("not_comparable", "kv dtype (default): published a, here b; equal here")
 
 
 def test_a_fact_of_the_file_depends_on_no_condition():

@@ -19,7 +19,8 @@ CONDITIONS = (
     *("cpu_model", "cpu_simd", "cpu_cores", "memory_gib", "memory_speed", "os"),
     *("gpu_name", "gpu_count", "gpu_memory_gib", "gpu_driver", "gpu_power_limit_w"),
 )
-SLUG = 40  # characters of a machine's name in an id
+FOR = " · for "  # between a recipe's title and the machine it was copied for
+SLUG, FOLDER = 40, 70  # characters of a machine's and of a folder's name in an id
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,17 @@ class Adopted:
 def adopt(name: str, to: Path | None = None, claims_from: Path | None = None) -> Adopted:
     """A copy of the recipe of an id or path in the new folder `to`, by default one named by its id below here.
 
-    Claims stay as published, with the conditions that decide them: a run of the copy then shows ratios, and what
-    differs. With `claims_from`, the folder of a run of that recipe, its claims and what decides them are what that
-    run measured. Nothing is overwritten, and nothing half-written is left. Raises RunError or RecipeError.
+    Its id ends in the folder's name where one is given: the runs of two copies do not mix. Claims stay as
+    published, with the conditions that decide them: a run of the copy then shows ratios, and what differs. With
+    `claims_from`, the folder of a run of that recipe, its claims and its conditions are that run's. Nothing is
+    overwritten, and nothing half-written is left. Raises RunError or RecipeError.
     """
     original = catalog.load(name)
     path = catalog.path_of(name)
     here = machine.describe(machine.cache_dir())
     new_id = f"{_slug(original.model.repo.rpartition('/')[2])}/{original.engine.name}--{_slug(_name(here))}"
+    if to is not None:
+        new_id = f"{new_id.partition('/')[0]}/{_slug(to.expanduser().resolve().name, FOLDER)}"
     target = (to if to is not None else Path.cwd() / new_id.rpartition("/")[2]).expanduser().resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{target} is there already, and nothing is overwritten; give another folder with --to")
@@ -62,10 +66,11 @@ def adopt(name: str, to: Path | None = None, claims_from: Path | None = None) ->
     data = json.loads(path.read_text(encoding="utf-8-sig"))
     changes = _adapt(data, original, new_id, here)
     if claims_from is not None:
-        data |= own_claims.of(claims_from, original)
-        changes.append(
-            f"claims: {len(data['claims'])} values that {claims_from.name} measured, in place of others'"
-        )
+        measured, told = own_claims.of(claims_from, original)
+        data |= measured
+        changes += told
+    else:
+        changes += _conditions(data, original, here)
     data = {"$schema": os.path.relpath(catalog.home() / "schema.json", target), **data}
     adopted = recipes.validated(data, str(target / "recipe.json"))
     try:
@@ -85,8 +90,8 @@ def adopt(name: str, to: Path | None = None, claims_from: Path | None = None) ->
     return Adopted(target, adopted, files, changes)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:SLUG].strip("-.") or "unnamed"
+def _slug(text: str, most: int = SLUG) -> str:
+    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")[:most].strip("-._") or "unnamed"
 
 
 def _name(here: dict) -> str:
@@ -100,16 +105,19 @@ def _name(here: dict) -> str:
 
 
 def _adapt(data: dict, original: Recipe, new_id: str, here: dict) -> list[str]:
-    """Make a recipe's JSON one of this machine; what was changed of its needs and conditions."""
+    """Make a recipe's JSON one of this machine, but for its conditions; what was changed of its needs."""
     data.pop("$schema", None)
     data["id"] = new_id
-    data["title"] = f"{original.title} · for {_name(here)}"
-    based = f"based on {original.id}"
+    based = "based on "
+    copy_of_copy = original.source is not None and based in original.source.publication
+    title = original.title.partition(FOR)[0] if copy_of_copy else original.title
+    data["title"] = f"{title}{FOR}{_name(here)}"
+    based += original.id
     if original.source is not None:
         data["source"]["publication"] = f"{original.source.publication} ({based})"
     else:
         data["source"] = {"publication": based}
-    return [*_needs(data, original, here), *_conditions(data, original, here)]
+    return _needs(data, original, here)
 
 
 def _needs(data: dict, original: Recipe, here: dict) -> list[str]:

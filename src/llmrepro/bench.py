@@ -1,7 +1,6 @@
 """One boot of a recipe's server: in which state it starts, what is written of it, how it is asked."""
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -9,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import requests
 
 from llmrepro import (
     containers,
@@ -24,7 +21,7 @@ from llmrepro import (
     running_server,
     server,
 )
-from llmrepro.client import Question, Record, ask
+from llmrepro.client import TRANSPORT_ERRORS, Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
@@ -239,24 +236,14 @@ def ask_one(running: server.Boot | running_server.Running, asked: Question, time
     record = ask(running.url, asked, api_key=running.api_key, timeout_s=timeout_s)
     running.answered()
     if isinstance(running, running_server.Running):  # the key is somebody's own, and not of one boot
-        return Record.model_validate_json(running.without_key(record.model_dump_json()))
+        return running.without_key(record)
     return record
 
 
 def call(running: server.Boot | running_server.Running, path: str, body: dict | None = None) -> Any:
     """A plain request to the server's API: parsed JSON, or the text that is none; None without a good answer."""
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy variable must not catch loopback
-        if running.api_key:
-            session.headers["Authorization"] = f"Bearer {running.api_key}"
-        try:
-            answer = (
-                session.get(running.url + path, timeout=30, allow_redirects=False)
-                if body is None
-                else session.post(running.url + path, json=body, timeout=30, allow_redirects=False)
-            )
-            if not answer.ok:
-                return None
-            return answer.json() if "json" in answer.headers.get("Content-Type", "") else answer.text
-        except (requests.RequestException, json.JSONDecodeError):
-            return None
+    try:
+        answer = running_server.fetch(running.url + path, running.api_key, body)
+        return answer.read(running.api_key) if answer.status < 400 else None
+    except (*TRANSPORT_ERRORS, RecursionError):
+        return None

@@ -127,6 +127,21 @@ def rates(found: Findings) -> list[Rate]:
     return [_rate(*one, weights, shape, by_side.get(one[0])) for one in told]
 
 
+def why_none(found: Findings) -> str | None:
+    """Why nothing can be held against a roofline, as a sentence; None where there are rates."""
+    if not speeds(found):
+        return "No roofline: no decode speed of a request is published, and none was measured here."
+    if weights_read(found) is None:
+        return "No roofline: how many bytes of weights a token reads is not stated."
+    return None
+
+
+def speeds(found: Findings) -> bool:
+    """Whether any decode speed of a request is published or measured."""
+    claimed = any(claim.metric.startswith("decode_tps") for claim in found.recipe.claims)
+    return claimed or bool(found.rows("decode_tps"))
+
+
 def _rate(here, server, what, tps, tokens, cache, speculative, weights, shape, roof) -> Rate:
     read = weights.value + (roofline.cache_bytes(shape, tokens, cache) if shape is not None and cache else 0)
     if roof is None:

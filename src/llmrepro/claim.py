@@ -1,11 +1,13 @@
 """Claims: a published value with its definition and conditions, or two measurements held against each other."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from llmrepro import terms
-from llmrepro.parts import ConditionName, MetricName, Name, Part, Scalar
+from llmrepro.parts import ConditionName, Figure, MetricName, Name, Part, Positive, Scalar, sized
+
+RATES = ("s", "tok/s")  # units in which nothing is measured as nought
 
 
 class Conditions(Part):
@@ -18,16 +20,22 @@ class Conditions(Part):
 class Value(Part):
     """A published value, in the one form in which it was published."""
 
-    exact: str | int | None = Field(None, description="A fact: equal or not. A whole number, or a text.")
-    point: float | None = None
-    range: tuple[float, float] | None = None
-    about: float | None = None
-    peak: float | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    completed_to: int | None = Field(None, description="Prompt tokens up to which every request completed.")
-    failed_at: int | None = Field(None, description="Prompt tokens at which a request failed.")
-    words: str | None = Field(None, description="What was said without a number; it is shown and not judged.")
+    exact: Annotated[str | int, AfterValidator(sized)] | None = Field(
+        None, description="A fact: equal or not. A whole number, or a text."
+    )
+    point: Figure | None = None
+    range: tuple[Figure, Figure] | None = None
+    about: Figure | None = None
+    peak: Figure | None = None
+    at_least: Figure | None = None
+    at_most: Figure | None = None
+    completed_to: int | None = Field(
+        None, ge=1, le=10**9, description="Prompt tokens up to which every request completed."
+    )
+    failed_at: int | None = Field(None, ge=1, le=10**9, description="Prompt tokens at which a request failed.")
+    words: str | None = Field(
+        None, pattern=r"\S", description="What was said without a number; it is shown and not judged."
+    )
 
     @model_validator(mode="after")
     def _one_form(self):
@@ -45,8 +53,8 @@ class Value(Part):
 
 
 class Tolerance(Part):
-    relative: float = Field(gt=0, lt=1)
-    reason: str
+    relative: float = Field(ge=1e-6, lt=1)
+    reason: str = Field(min_length=1)
 
 
 class Between(Part):
@@ -57,7 +65,7 @@ class Between(Part):
 
     metric: Name
     sampled: bool | None = None
-    relative: float = Field(gt=0, lt=1)
+    relative: float = Field(ge=1e-6, lt=1)
     of: Literal["boot", "card"]
     source: str = Field(min_length=1, description="Where it was measured.")
 
@@ -73,9 +81,9 @@ class Claim(Part):
     statistic: Literal["value", "mean_of_means", "token_weighted", "median", "log_window"] = "value"
     value: Value
     unit: str = ""
-    n: int | None = None
-    spread: tuple[float, float] | None = Field(None, description="Least and greatest of the n.")
-    samples: list[float] = Field([], description="The published samples that the value is the mean of.")
+    n: int | None = Field(None, ge=1, le=10**9)
+    spread: tuple[Figure, Figure] | None = Field(None, description="Least and greatest of the n.")
+    samples: list[Positive] = Field([], description="The published samples that the value is the mean of.")
     stated: str | None = Field(None, description="How the publication writes it, where that differs.")
     conditions: Conditions = Conditions()
     evidence: terms.Evidence
@@ -88,6 +96,8 @@ class Claim(Part):
         ends = self.value.published if self.value.form == "range" else ()
         if list(ends) != sorted(ends):
             raise ValueError(f"a range goes from low to high; found {ends}")
+        if list(self.spread or ()) != sorted(self.spread or ()):
+            raise ValueError(f"a spread goes from low to high; found {self.spread}")
         if (self.value.form in ("completed_to", "failed_at")) != (self.metric == "outcome"):
             raise ValueError("`completed_to` and `failed_at` are claimed of the metric outcome, and only of it")
         return self
@@ -97,6 +107,11 @@ class Claim(Part):
         unit = terms.METRICS[self.metric].unit
         if self.unit != unit:
             raise ValueError(f"{self.metric} is in {unit or 'no unit'!r}, not {self.unit!r}")
+        stated = self.value.published if isinstance(self.value.published, tuple) else (self.value.published,)
+        if unit in RATES and any(isinstance(n, int | float) and n <= 0 for n in stated):
+            raise ValueError(f"{self.metric}, in {unit}, is above nought; found {self.value.published}")
+        if isinstance(self.value.exact, int) and self.value.exact < 0:
+            raise ValueError(f"{self.metric} is never below nought; found {self.value.exact}")
         if self.value.form == "exact":
             if terms.METRICS[self.metric].better is not None:
                 raise ValueError(f"{self.metric} is measured and never exact; give `point`, `about` or `range`")
@@ -134,8 +149,8 @@ class Comparison(Part):
     each_case: bool = Field(False, description="Claimed of every case of the workload, not of their mean.")
     order: Literal["above", "below"] | None = None
     ratio: Value | None = None
-    at_least: float | None = Field(None, gt=0)
-    at_most: float | None = Field(None, gt=0)
+    at_least: Positive | None = None
+    at_most: Positive | None = None
     conditions: Conditions = Conditions()
     evidence: terms.Evidence
     locator: str = Field(min_length=1, description="Where exactly it is stated.")

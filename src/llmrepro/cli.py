@@ -52,7 +52,9 @@ def list_() -> None:
 def doctor(recipe: str | None) -> None:
     """What RECIPE (or every one) needs, whether this machine has it, and what is repaired or adapted here.
 
-    Nothing is installed or fetched. Exits with 1 when something is wrong that can be mended, and says how.
+    Nothing is installed or fetched. Exits with 1 when something is wrong that can be mended, and says how. A
+    machine without the processor, memory or GPU that a recipe needs is no fault: nothing that could be mended
+    makes that recipe run on it, so whatever else is missing for it is only told, and counts for nothing: 0.
     """
     from llmrepro import doctor as doctor_
 
@@ -140,13 +142,11 @@ def _dry_run(params: Parameters) -> None:
     params = settled(committed, params)
     recipe = resolved(committed, params)
     cache = machine.cache_dir()
-    missing = (
-        [] if params.server_url else requirements.lacks(requirements.of(recipe), machine.describe(cache), cache)
-    )
-    click.echo(f"# {recipe.id}: {recipe.title}")
+    missing = [] if params.server_url else requirements.missing(recipe, machine.describe(cache), cache)
+    said = commands.comment(f"{recipe.id}: {recipe.title}")
     told = f"does not run here, where a run shows what is published: it {'; '.join(missing)}"
-    click.echo(f"# It {told if missing else 'runs here'}.")
-    for line in commands.lines(commands.of(recipe, params, catalog.path_of(params.recipe).parent)):
+    said += commands.comment(f"It {told if missing else 'runs here'}.")
+    for line in said + commands.lines(commands.of(recipe, params, catalog.path_of(params.recipe).parent)):
         click.echo(line)
 
 
@@ -221,7 +221,7 @@ def _end(path: Path, code: int) -> int:
         else:
             verdicts, left_out = _verdicts(path)
         for verdict in verdicts:
-            click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}")
+            click.echo(f"  {verdict['word'].replace('_', ' '):<16} {verdict['claim']}{_times(verdict)}")
         if left_out:
             click.echo(
                 f"  {'not asked':<16} {left_out} more, by the profile, --workloads or --servers of this run"
@@ -230,6 +230,13 @@ def _end(path: Path, code: int) -> int:
         return code
     click.echo(f"report of what there is: {_report(path)}")
     return code or 1
+
+
+def _times(judged: dict) -> str:
+    """The ratio behind a word, where there is one: to what was published, or a comparison's own."""
+    if "ratios" in judged:
+        return "" if judged.get("here") is None else f": {judged['here']:.2f}× here"
+    return "" if judged.get("ratio") is None else f": {judged['ratio']:.2f}× of what was published"
 
 
 def _verdicts(path: Path) -> tuple[list[dict], int]:
@@ -280,8 +287,9 @@ def import_(file: Path, recipe: str | None, server: str | None, suites: tuple[st
         click.echo(f"{found.status['outcome']}: {found.status['reason']}")
         told = imported.summary(found)
         if told:
-            names = pairing.of_suite(receipt_results.PER_SUITE[0])
-            click.echo(f"decode speed in tok/s as {' / '.join(terms.STATISTICS[name] for name in names)}:")
+            speed = receipt_results.PER_SUITE[0]
+            order = " / ".join(terms.STATISTICS[name] for name in pairing.of_suite(speed))
+            click.echo(f"{terms.METRICS[speed].title} ({speed}), in tok/s as {order}:")
         for suite, speeds in told:
             click.echo(f"  {suite:<16} {speeds}")
         for flag in found.result["flags"]:
@@ -295,8 +303,16 @@ def import_(file: Path, recipe: str | None, server: str | None, suites: tuple[st
 
 @main.command()
 @click.argument("recipe")
-@click.option("--to", type=click.Path(path_type=Path), help="a new folder; None: one named by its id, below here")
-@click.option("--claims-from", type=click.Path(path_type=Path), help="a run folder whose values become the claims")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    help="a new folder, whose name ends the id; None: one named by this machine, below here",
+)
+@click.option(
+    "--claims-from",
+    type=click.Path(path_type=Path),
+    help="a run folder whose values and conditions become the claims",
+)
 def new(recipe: str, to: Path | None, claims_from: Path | None) -> None:
     """Copy RECIPE for this machine: its engine, prompts and claims, with this machine's needs and conditions.
 

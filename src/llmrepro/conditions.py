@@ -1,6 +1,7 @@
 """What two measurements must share: published against here. Each is equal, differs, unknown here, unstated."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -8,10 +9,12 @@ from llmrepro import prompts
 from llmrepro.claim import Claim, Conditions, Side
 from llmrepro.gpus import power_limit_command
 from llmrepro.matching import same
+from llmrepro.model import Weights
 from llmrepro.notation import number
 from llmrepro.recipe import Recipe
 
 Relation = Literal["equal", "differs", "unknown_here", "unstated_there"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
 NOTED = ("threads", "fixes", "adaptations", "load_1min", "steal_share")  # told of every run
 
 
@@ -33,7 +36,7 @@ def compare(
 ) -> list[Condition]:
     """Conditions of a run. `here` are facts found, by the names that recipes' conditions use (facts.py), `servers`
     those of its servers that are not the same for all. What a run changed against the committed recipe is a
-    deciding condition; so is which text of a prompt was asked.
+    deciding condition; so is which text of a prompt was asked. `here["weights"]` is the run's weights.json.
     """
     bound = committed.conditions
     given = {**bound.deciding, **bound.noted}
@@ -43,6 +46,7 @@ def compare(
     if not {"engine_version", "engine_commit"} & set(given):
         found.append(condition("engine_version", True, committed.engine.version, here.get("engine_version")))
     found += stated(bound, here, servers, also=[committed.model.repo, *committed.model.also_named])
+    found += _weights_served(committed, given, here.get("weights"))
     found += _prompts(committed, here.get("prompts"))
     found += [
         Condition(path, True, *("not set" if v is None else v for v in (was, now)), "differs")
@@ -158,6 +162,61 @@ def _weights(recipe: Recipe) -> str | None:
     """The published hash, of several files all of them in order; None where one is not published."""
     known = [f.sha256 for f in recipe.model.files]
     return None if None in known else " ".join(known)
+
+
+def _weights_served(recipe: Recipe, given: Mapping, told: Mapping | None) -> list[Condition]:
+    """Of `told`, a run's weights.json: where the weights come from, unless the published hash of every file says
+    what they are; what was made of them; and the drafter."""
+    model, told = recipe.model, told or {}
+    found = []
+    if _weights(recipe) is None:
+        found += _origin("weights", model, told, given, known="repo" in told)
+    if model.prepare or model.overlay:
+        as_published = model.prepare and model.prepare.model_dump()
+        overlay = model.overlay and {"repo": model.overlay.repo, "revision": model.overlay.revision}
+        over = _as_named(model.overlay, told.get("overlay"))
+        here = _made(told.get("prepared"), over) if "repo" in told else None
+        found.append(condition("weights_as_prepared", True, _made(as_published, overlay), here))
+    if model.draft:
+        found += _origin("drafter", model.draft, told.get("draft") or {}, {}, known="draft" in told)
+    return found
+
+
+def _origin(name: str, model: Weights, told: Mapping, given: Mapping, known: bool) -> list[Condition]:
+    """Repository and revision of a checkpoint; of a person's own copy, which has none, that it is one. A commit
+    names its content, under whatever name a repository stands now."""
+    stated = f"{model.repo} at {model.revision or 'a revision that is not stated'}"
+    if f"{name}_repo" in given and given[f"{name}_repo"] is None:
+        stated = f"a checkpoint that the publication does not name (the recipe takes {model.repo})"
+    if known and told.get("repo") is None:
+        return [condition(name, True, stated, "your own copy, whose origin is not known")]
+    here = _as_named(model, told) if known else {}
+    repo = condition(f"{name}_repo", True, model.repo, here.get("repo"))
+    revision = condition(f"{name}_revision", True, model.revision, here.get("revision"))
+    if revision.relation == "equal" and COMMIT.fullmatch(model.revision):
+        repo = repo._replace(relation="equal")
+    return [one for one in (repo, revision) if one.name not in given and one.published is not None]
+
+
+def _as_named(model: Weights | None, told: Mapping | None) -> dict | None:
+    """Repository and revision as found: by the recipe's name for it, and a commit where the recipe names one."""
+    if told is None or model is None:
+        return None
+    names = {name.lower() for name in (model.repo, *model.also_named)}
+    repo = model.repo if str(told.get("repo")).lower() in names else told.get("repo")
+    named = repo == model.repo and not COMMIT.fullmatch(model.revision or "")  # "main", a tag, a version
+    return {"repo": repo, "revision": model.revision if named else told.get("revision")}
+
+
+def _made(prepared: Mapping | None, overlay: Mapping | None) -> str:
+    """What an engine is given of a checkpoint, in words."""
+    said = []
+    if prepared:
+        scripts = ", ".join(prepared["scripts"])
+        said.append(f"prepared by {scripts} of {prepared['repo']} at {prepared['commit']}")
+    if overlay:
+        said.append(f"overlaid with {overlay['repo']} at {overlay['revision'] or 'its main'}")
+    return ", ".join(said) or "as they are, neither prepared nor overlaid"
 
 
 def _prompts(recipe: Recipe, asked: Mapping[str, str] | None) -> list[Condition]:

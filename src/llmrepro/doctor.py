@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from llmrepro import catalog, containers, engines, environment, fixes, gpus, machine, requirements
-from llmrepro.install import Fix
+from llmrepro import catalog, commands, containers, engines, environment, fixes, gpus, machine, requirements
+from llmrepro.install import Engine, Fix
 from llmrepro.recipe import Needs, Recipe, RecipeError
 
 
@@ -29,16 +29,20 @@ def examine(name: str, cache: Path | None = None) -> list[Check]:
     cache = cache or machine.cache_dir()
     facts = machine.describe(cache)
     needs = requirements.of(recipe)
-    hardware = requirements.lacks(needs.model_copy(update={"commands": []}), facts, cache)
-    commands = requirements.lacks(Needs(commands=needs.commands), facts, cache)
+    hardware = requirements.lacks(needs.model_copy(update={"commands": [], "disk_gib": 0}), facts, cache)
+    disk = requirements.lacks(Needs(disk_gib=needs.disk_gib), facts, cache)
+    programs = requirements.lacks(Needs(commands=needs.commands), facts, cache)
+    missing = requirements.missing(recipe, facts, cache)
     checks = [
         Check("recipe", "read, with the texts of its prompts"),
         Check("needs", requirements.told(needs)),
-        Check("here", "; ".join(hardware) or "this machine has that; the recipe runs live"),
-        *(Check("command", sentence, "install it, then run doctor again") for sentence in commands),
+        Check("here", "; ".join(missing) or "this machine has that; the recipe runs live"),
+        *(Check("disk", one, "free some, or name another folder in LLMREPRO_CACHE") for one in disk),
+        *(Check("command", sentence, "install it, then run doctor again") for sentence in programs),
         *_gpus(needs, facts),
         *_tools(recipe),
         *_environment(recipe, catalog.path_of(name).parent / "engine.lock", cache),
+        *(Check("weights", commands.source(what, weights)) for what, weights in commands.published(recipe.model)),
     ]
     if hardware:
         return [check._replace(next_step="") for check in checks]
@@ -72,29 +76,30 @@ def _environment(recipe: Recipe, lock: Path, cache: Path) -> list[Check]:
         return [Check("environment", f"the image {engine.install.container.image}")]
     if engine.install.kind == "git" and not lock.exists():
         sources = ", ".join(f"{c.repo} at {c.commit[:12]}" for c in engine.install.checkouts)
-        return [Check("environment", f"built from {sources} by `llmrepro run {recipe.id}`")]
+        return [Check("environment", f"built from {sources} by `llmrepro run {recipe.id}`"), *_to_make(engine)]
     try:
         python = environment.interpreter(engine.install.python)
         place = environment.place_of(engine, lock, cache)
     except environment.EnvironmentFailure as failure:
-        return [Check("lock, Python", failure.found, failure.next_step)]
+        return [Check("lock, Python", failure.found, failure.next_step), *_to_make(engine)]
     checks = [Check("lock", "read: pins and hashes only"), Check("Python", str(python))]
     found = environment.complete(place, engine)
     if found is None:
         state = (
             f"{place} was changed or is not whole: built anew" if place.exists() else "not installed yet: built"
         )
-        return [
-            *checks,
-            Check("environment", f"{state} by `llmrepro run {recipe.id}`"),
-            *(Check("fix", f"{fix.name}: not installed yet, made with the environment") for fix in engine.fixes),
-        ]
+        return [*checks, Check("environment", f"{state} by `llmrepro run {recipe.id}`"), *_to_make(engine)]
     return [
         *checks,
         Check("environment", f"{place}, complete and unchanged"),
         *(_fix(place, fix) for fix in engine.fixes),
         *_arguments(recipe, place),
     ]
+
+
+def _to_make(engine: Engine) -> list[Check]:
+    """The fixes of an environment that is not there: whether they are needed is looked at in it."""
+    return [Check("fix", f"{fix.name}: not installed yet, made with the environment") for fix in engine.fixes]
 
 
 def _fix(place: Path, fix: Fix) -> Check:

@@ -57,6 +57,7 @@ def read(path: Path) -> Facts:
             **_of_weights(_if_there(path / "weights.json"), recipe),
             **_noted(path, started, machine),
             "prompts": asked,
+            "weights": _if_there(path / "weights.json"),
         },
         own,
     )
@@ -89,7 +90,7 @@ def _modules(told: dict) -> str | None:
 
 def of_machine(machine: dict) -> dict:
     """The facts that a machine alone has, of `machine.describe`."""
-    gpus = machine.get("gpus")
+    gpus = _cards(machine)
     return {**_of_machine(machine), **_of_gpus([] if gpus is None else [gpus])}
 
 
@@ -172,10 +173,20 @@ def _speculation(effective: dict) -> str | None:
     return f"{method} k={tokens}" if method and tokens and "=" not in method else method
 
 
+def _cards(told: dict) -> list[dict] | None:
+    """The GPUs that a file tells of; None where it tells none, or no list of them: files are changed by hand."""
+    gpus = told.get("gpus")
+    whole = isinstance(gpus, list) and all(
+        isinstance(gpu, dict) and isinstance(gpu.get("index", 0), int) for gpu in gpus
+    )
+    return gpus if whole else None
+
+
 def _gpus(machine: dict, boot: dict) -> list[dict] | None:
     """The GPUs of a boot: what the machine says of them, and on top what was read while they worked. Clocks and
     links drop when a card idles, so that without a boot they are not known."""
-    there, seen = machine.get("gpus"), boot.get("machine", {}).get("gpus")
+    during = boot.get("machine")
+    there, seen = _cards(machine), _cards(during if isinstance(during, dict) else {})
     if there is None and seen is None:
         return None
     known = {

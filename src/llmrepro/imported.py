@@ -35,7 +35,7 @@ class Imported:
 
     @property
     def title(self) -> str:
-        return f"{self.recipe.title if self.recipe else self.told['file']} ({LABEL})"
+        return f"{self.told['file']} ({LABEL})"
 
     def of_suite(self, metric: str, workload: str) -> dict[str, float]:
         """A suite's value of a metric by statistic."""

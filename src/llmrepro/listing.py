@@ -17,6 +17,7 @@ def lines(faults: list[str]) -> Iterator[str]:
     folder = machine.cache_dir()
     facts = machine.describe(folder)
     entries: list[list[str]] = []
+    pythons: dict[str | None, str | None] = {}  # each version is looked for once
     for name in catalog.ids():
         try:
             recipe = catalog.load(name)
@@ -24,7 +25,7 @@ def lines(faults: list[str]) -> Iterator[str]:
             faults.append(str(error))
         else:
             needs = requirements.of(recipe)
-            lacking = requirements.lacks(needs, facts, folder)
+            lacking = requirements.missing(recipe, facts, folder, pythons)
             entries.append(_entry(name, recipe.title, f"needs {requirements.told(needs)}", lacking))
     for name in catalog.studies():
         try:
@@ -35,16 +36,19 @@ def lines(faults: list[str]) -> Iterator[str]:
             faults.append(str(error))
         else:
             compared = f"a study, for `llmrepro compare`: {' against '.join(r.id for r in arms.values())}"
-            entries.append(_entry(name, study.title, compared, list(_lacking(arms, facts, folder))))
+            entries.append(_entry(name, study.title, compared, list(_lacking(arms, facts, folder, pythons))))
     for entry in sorted(entries, key=lambda e: e[0].startswith(NOT_HERE)):
         yield from entry
 
 
-def _lacking(arms: dict[str, Recipe], facts: dict, folder: Path) -> Iterator[str]:
+def _lacking(arms: dict[str, Recipe], facts: dict, folder: Path, pythons: dict) -> Iterator[str]:
+    """What is missing, each thing once, with the arms that need it."""
+    needed: dict[str, list[str]] = {}
     for arm, recipe in arms.items():
-        found = requirements.lacks(requirements.of(recipe), facts, folder)
-        if found:
-            yield f"{arm} {found[0]}"
+        for sentence in requirements.missing(recipe, facts, folder, pythons):
+            needed.setdefault(sentence, []).append(arm)
+    for sentence, names in needed.items():
+        yield f"{' and '.join(names)}: {sentence}"
 
 
 def _entry(name: str, title: str, told: str, lacking: list[str]) -> list[str]:

@@ -33,8 +33,8 @@ def same(name: str, published: object, here: object) -> bool:
     if name == "kv_dtype":
         return _dtypes(published) == _dtypes(here)
     wanted, found = _words(published), _words(here)
-    if name == "cpu_model" and any(c.isdigit() for c in published):  # EPYC 9175F, whatever stands around it
-        return wanted - PADDING <= found
+    if name == "cpu_model" and (model := _model(published)):  # EPYC 9175F, whatever stands around it
+        return model <= _model(here)
     if name == "gpu_name":  # one word more is another card: Ti, Max-Q, Laptop
         sizes = [set(re.findall(r"\b(\d+)\s?gi?b\b", text.lower())) for text in (published, here)]
         if all(sizes) and sizes[0] != sizes[1]:
@@ -53,6 +53,15 @@ def _is_number(value: object) -> bool:
 def _dtypes(text: str) -> set[str]:
     """f16/f16 is what is published as FP16: keys and values have one type each."""
     return {DTYPES.get(part.strip(), part.strip()) for part in text.lower().split("/")}
+
+
+def _model(text: str) -> set[str]:
+    """The words of a processor's name, empty where none is a model's number: a bare AMD EPYC, as virtual machines
+    call themselves, is no model, and neither a clock nor a count of cores makes it one. A v4 is part of a number.
+    """
+    text = re.sub(r"(?i)@.*|\b\d+[\s-]core\b|\b[\d.]+\s?[gm]hz\b", " ", text)
+    words = _words(re.sub(r"(?i)(\d)\s+(v\d+)\b", r"\1\2", text)) - PADDING
+    return words if any(re.search(r"\d{3}", word) for word in words) else set()
 
 
 def _words(text: str) -> set[str]:

@@ -23,7 +23,7 @@ class WeightsFile(Part):
         "names match; one that matches nothing is left out."
     )
     sha256: Sha256 | None = Field(None, description="None: not published; the hub's own is checked and kept.")
-    bytes: int | None = Field(None, gt=0)
+    bytes: int | None = Field(None, gt=0, le=10**15)
 
 
 class Weights(Part):

@@ -1,6 +1,6 @@
 """Numbers as people read them: as many digits as the measurement carries, thousands apart, units beside."""
 
-from math import floor, log10
+from math import floor, isfinite, log10
 
 from llmrepro.claim import Value
 
@@ -79,8 +79,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def _magnitude(value: float) -> int:
-    """The power of ten of the first digit: 2 for 125, -1 for 0.27."""
-    return floor(log10(abs(value))) if value else 0
+    """The power of ten of the first digit: 2 for 125, -1 for 0.27; of nought and what is no number 0."""
+    return floor(log10(abs(value))) if value and isfinite(value) else 0
 
 
 def _rounded(value: float, decimals: int) -> str:

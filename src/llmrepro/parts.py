@@ -4,9 +4,28 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from llmrepro import terms
+
+# They break a line, hide what stands on it, or are obeyed by a terminal.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+LEAST, MOST = 1e-9, 1e15  # sizes of numbers that are claimed or stated; nought is one as well
+
+
+def _one_line(text: str) -> None:
+    found = CONTROL.search(text)
+    if found:
+        raise ValueError(
+            f"{text[:60]!r} has the control character {found[0]!r}; a text is one line without any; leave it out"
+        )
+
+
+def sized(value):
+    """The value. Raises ValueError for a number that no measurement has."""
+    if isinstance(value, int | float) and value and not LEAST <= abs(value) <= MOST:
+        raise ValueError(f"a number is nought or {LEAST:g} to {MOST:g} in size; check its unit")
+    return value
 
 
 def _known(kind: str, names):
@@ -25,16 +44,23 @@ def _relative(value: str) -> str:
     return value
 
 
+def flag_of(word: str) -> str:
+    """A flag by the name that is compared: vLLM takes --max_model_len for --max-model-len, and --x.y for a part of
+    --x."""
+    name = word.partition("=")[0].partition(".")[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def _allowed_argument(value: str) -> str:
-    name = value.partition("=")[0]
-    if name.startswith("--"):  # vLLM takes --max_model_len for --max-model-len, and --x.y for a part of --x
-        name = name.replace("_", "-").partition(".")[0]
-        longer = sorted(n for n in KIT_ARGUMENTS | OTHER_ARGUMENTS if n.startswith(name) and n != name)
-        if longer and name not in NOT_SHORT:  # vLLM takes any beginning that only one option has
-            raise ValueError(
-                f"{name} can be read as short for {longer[0]}, which a recipe may not set; leave it out"
-            )
-    if name in OTHER_ARGUMENTS:
+    name = flag_of(value)
+    if name.startswith("--"):
+        longer = sorted(n for n in KIT_ARGUMENTS | OTHER_ARGUMENTS | IN_FULL if n.startswith(name) and n != name)
+        if longer and name not in NOT_SHORT and name not in IN_FULL:  # vLLM takes a beginning that one option has
+            next_step = "write it in full" if longer[0] in IN_FULL else "which a recipe may not set; leave it out"
+            raise ValueError(f"{name} can be read as short for {longer[0]}, {next_step}")
+    if re.search(r"\d{19}", value):
+        raise ValueError(f"{value[:40]!r} has a number of more than 18 digits, which no setting needs; shorten it")
+    if name in OTHER_ARGUMENTS or PRESETS.fullmatch(value.partition("=")[0].replace("_", "-")):
         raise ValueError(f"{name} would load, serve or write something that the recipe does not pin; leave it out")
     if name in KIT_ARGUMENTS:
         raise ValueError(
@@ -49,13 +75,18 @@ KIT_ARGUMENTS = frozenset(
 )
 NOT_SHORT = {  # options themselves, of one engine or another
     *("--chat-template", "--config", "--model", "--lora", "--mmproj", "--api-key", "--kv", "--reasoning-parser"),
-    "--draft",
+    *("--draft", "--grammar", "--json-schema"),
 }
+IN_FULL = {"--speculative-config", "--compilation-config", "--spec-draft-model", "--model-draft"}
+PRESETS = re.compile(r"--(fim|gpt-oss|embd|vision)\b.*-default")  # of llama.cpp, which each fetch a model
 # What would serve another model than the pinned one, open another door, or read and write elsewhere.
 OTHER_ARGUMENTS = frozenset(
     "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
     "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
     "-hfd -hfrd --hf-repo-draft --spec-draft-hf "
+    "-lcd --lookup-cache-dynamic -lcs --lookup-cache-static --grammar-file -jf --json-schema-file "
+    "-hfv -hfrv -hffv --hf-repo-v --hf-file-v -mv --model-vocoder --lora-scaled --control-vector-scaled "
+    "--models-autoload "
     "--config --lora --control-vector --chat-template-file --media-path --mmproj --mmproj-url "
     # vLLM's
     "--tokenizer --hf-config-path --download-dir --load-format --model-loader-extra-config "
@@ -64,6 +95,8 @@ OTHER_ARGUMENTS = frozenset(
     "--middleware --tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin --log-config-file "
     "--root-path --ssl-keyfile --ssl-certfile --ssl-ca-certs --allow-credentials --allowed-origins --headless "
     "--data-parallel-address --data-parallel-rpc-port --master-addr --node-rank --kv-transfer-config "
+    "-s -sc -dpa -dpp --generation-config --hf-overrides --ec-transfer-config --profiler-config "  # -s: of -sc
+    "--structured-outputs-config --kv-events-config --weight-transfer-config --logging-config "
     "--scheduler-cls --distributed-executor-backend --otlp-traces-endpoint --tool-server "
     # open-jet's
     "--lib --draft-vocab".split()
@@ -101,7 +134,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 RecipeId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*$", max_length=120)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 RelativePath = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_relative)]
-HttpsUrl = Annotated[str, Field(pattern=r"^https://[^\s\"'<>]+$", max_length=500)]
+HttpsUrl = Annotated[str, Field(pattern=r"^https://[^\s\x00-\x1f\x7f-\x9f\"'<>]+$", max_length=500)]
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$", max_length=80)]
 EngineName = Annotated[str, _known("engine", terms.engines)]
 FixName = Annotated[str, _known("fix", terms.fixes)]
@@ -110,13 +143,31 @@ MetricName = Annotated[str, _known("metric", terms.METRICS)]
 Argument = Annotated[str, Field(max_length=2000), AfterValidator(_allowed_argument)]
 Variable = Annotated[str, AfterValidator(_allowed_variable)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-Scalar = str | int | float | bool
+Scalar = Annotated[str | int | float | bool, AfterValidator(sized)]
+Figure = Annotated[float, Field(ge=0), AfterValidator(sized)]
+Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 
 
 class Part(BaseModel):
     """A part of a recipe: unknown keys are refused, values are not guessed from other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _texts_are_lines(cls, value):
+        """Of every field, so that none is forgotten: what a recipe says is printed where people paste from."""
+        for one in _texts(value):
+            _one_line(one)
+        return value
+
+
+def _texts(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts(one)
 
 
 class GitFile(Part):
@@ -141,7 +192,7 @@ def sentences(error: ValidationError, schema: dict) -> str:
 
 
 def _sentence(error, schema: dict) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or f"the {schema['title'].lower()}"
+    where = ".".join(CONTROL.sub("?", str(part)) for part in error["loc"]) or f"the {schema['title'].lower()}"
     if error["type"] == "extra_forbidden":
         known = _keys_at(error["loc"][:-1], schema)
         return f"{where}: unknown key; {terms.nearest(str(error['loc'][-1]), known)}"

@@ -72,7 +72,7 @@ def rows(study: Study, recipes: Mapping[str, Recipe]) -> list[Row]:
     for arm in study.arms:
         for claim in _claims(study, recipes, arm.id):
             group = next((name for start, name in GROUPS.items() if claim.metric.startswith(start)), None)
-            if group is None or _own(claim, recipes[arm.id]):
+            if group is None or own_conditions(claim, recipes[arm.id]):
                 continue
             metric = None if group in SHARED else claim.metric
             told = found.setdefault((group, claim.workload, claim.case, claim.statistic, metric), [])
@@ -88,7 +88,10 @@ def rows(study: Study, recipes: Mapping[str, Recipe]) -> list[Row]:
 
 def elsewhere(study: Study, recipes: Mapping[str, Recipe]) -> dict[str, int]:
     """How many claims of each arm were made in other conditions than its recipe's, and so stand in no row."""
-    counts = {arm.id: sum(_own(c, recipes[arm.id]) for c in _claims(study, recipes, arm.id)) for arm in study.arms}
+    counts = {
+        arm.id: sum(bool(own_conditions(c, recipes[arm.id])) for c in _claims(study, recipes, arm.id))
+        for arm in study.arms
+    }
     return {arm: n for arm, n in counts.items() if n}
 
 
@@ -112,10 +115,10 @@ def _claims(study: Study, recipes: Mapping[str, Recipe], name: str) -> list[Clai
     return [c for c in recipes[name].claims if c.server is None or c.server in servers]
 
 
-def _own(claim: Claim, recipe: Recipe) -> bool:
-    """Whether a claim was made in a condition that is another than its recipe's."""
+def own_conditions(claim: Claim, recipe: Recipe) -> dict:
+    """The deciding conditions that a claim was made in and that are other ones than its recipe's."""
     usual = recipe.conditions.deciding
-    return any(usual.get(name, told) != told for name, told in claim.conditions.deciding.items())
+    return {name: told for name, told in claim.conditions.deciding.items() if usual.get(name, told) != told}
 
 
 def _title(claim: Claim) -> str:

@@ -166,7 +166,7 @@ def _verdicts(recipe: Recipe, server: str | None, rows: list[dict]) -> list[dict
         {
             "claim": claim.id,
             "word": "not_evaluated",
-            "reason": f"{NOT_HERE}{_held(claim, found)}",
+            "reason": f"{NOT_HERE}{_others(claim, recipe, rows) or _held(claim, found)}",
             "published": claim.value.published,
             "here": None,
             LABEL: found["value"] if found else None,
@@ -186,6 +186,24 @@ def _of_claim(claim: Claim, rows: list[dict]) -> dict | None:
         and (claim.case is not None or r["statistic"] == wanted)
     ]
     return fits[0] if len(fits) == 1 else None
+
+
+def _others(claim: Claim, recipe: Recipe, rows: list[dict]) -> str:
+    """Why a value of a whole suite is not held against a claim: it was asked other prompts, whatever its name."""
+    if claim.case is not None:
+        return ""
+    published = next(list(w.cases) for w in recipe.workloads if w.id == claim.workload)
+    here = list(
+        dict.fromkeys(r["case"] for r in rows if r["workload"] == claim.workload and r["case"] is not None)
+    )
+    if set(here) == set(published):
+        return ""
+    return f"; no ratio: its prompts are {_list(here)}, the recipe's {_list(published)}"
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
 
 
 def _held(claim: Claim, found: dict) -> str:

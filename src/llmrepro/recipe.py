@@ -1,12 +1,11 @@
 """A recipe: what is measured, on what, how, and what was claimed; bad ones are refused in sentences."""
 
 import json
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from llmrepro import terms
+from llmrepro import arguments, terms
 from llmrepro.claim import Between, Claim, Comparison, Conditions, Side
 from llmrepro.install import Engine
 from llmrepro.model import Model
@@ -31,15 +30,15 @@ class Needs(Part):
     """What a machine must have for the recipe to run live. It decides `lacking`, nothing else."""
 
     architectures: list[Literal["x86_64", "aarch64"]] = []
-    memory_gib: float = Field(0, ge=0)
-    disk_gib: float = Field(0, ge=0)
-    vram_gib: float = Field(0, ge=0, description="Of each GPU.")
+    memory_gib: float = Field(0, ge=0, le=1e6)
+    disk_gib: float = Field(0, ge=0, le=1e6)
+    vram_gib: float = Field(0, ge=0, le=1e6, description="Of each GPU.")
     compute_capability: str | None = Field(None, pattern=r"^\d+\.\d+$", description="At least.")
     gpus: int = Field(0, ge=0, le=64, description="How many; 0: one where memory or capability is asked of it.")
     commands: list[Annotated[str, Field(pattern=COMMANDS)]] = Field(
         [], description="One each, or alternatives: podman|docker."
     )
-    minutes: float = Field(5, gt=0, description="Expected minutes of the quick profile, to be said first.")
+    minutes: float = Field(5, gt=0, le=1e5, description="Expected minutes of the quick profile, to be said first.")
 
     @property
     def gpu_count(self) -> int:
@@ -56,30 +55,14 @@ class Server(Part):
     boots: int = Field(1, ge=1, le=100)
 
     @model_validator(mode="after")
-    def _drafts_with_the_pinned_drafter(self):
-        for flag, value in pairwise((*self.args, "")):
-            name, joined, told = flag.partition("=")
-            told = told if joined else value
-            model = told if name in DRAFTERS else _draft_model(told) if name == "--speculative-config" else None
-            if model not in (None, "{draft}"):
-                raise ValueError(f"{name} drafts with {model!r}, which the recipe does not pin; write {{draft}}")
+    def _arguments_are_flags_with_values(self):
+        arguments.check(self.args)
         return self
 
 
-DRAFTERS = {"-md", "--model-draft", "--spec-draft-model"}
-
-
-def _draft_model(text: str) -> str | None:
-    """Which model vLLM's --speculative-config would load. Raises ValueError when it is no JSON object."""
-    try:
-        return json.loads(text).get("model")
-    except (ValueError, AttributeError):
-        raise ValueError(f"--speculative-config needs a JSON object, found {text!r}") from None
-
-
 class Safety(Part):
-    core_c: float | None = None
-    memory_c: float | None = None
+    core_c: float | None = Field(None, ge=-100, le=200)
+    memory_c: float | None = Field(None, ge=-100, le=200)
 
 
 class Recipe(Part):

@@ -4,7 +4,7 @@ from collections import defaultdict
 from math import sqrt
 from statistics import fmean
 
-from llmrepro import intervals, metrics, pairing, rows, terms
+from llmrepro import intervals, metrics, outcomes, pairing, rows, terms
 from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
 from llmrepro.workload import CASES, Workload
@@ -16,10 +16,12 @@ COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 REPEATED = 0.9  # share of one token id from which on an answer says nothing about real text
 
 
-def of_workload(workload: Workload, server: str, records: list[Record], claimed: set[str]) -> list[dict]:
+def of_workload(
+    workload: Workload, server: str, records: list[Record], claimed: set[str], boots: int = 1
+) -> list[dict]:
     """Rows of one server's answers, warm-ups left out; `records` have as their boot the first of their replicate.
 
-    A metric that is not told of every run is told where it is `claimed`.
+    A metric that is not told of every run is told where it is `claimed`. A complete run has `boots` boots.
     """
     found = []
     good = [r for r in records if r.status in ANSWERED]
@@ -36,7 +38,7 @@ def of_workload(workload: Workload, server: str, records: list[Record], claimed:
         for metric in COUNTS if mine else ():
             counted = [metrics.DEFINITIONS[metric](r) for r in mine]
             found.append(rows.constant(metric, counted, case=case, boots=len({r.boot for r in mine}), **where))
-        found += _outcome(workload, [r for r in records if r.case == case], case=case, **where)
+        found += _outcome(workload, [r for r in records if r.case == case], boots, case=case, **where)
     for metric in (*suites, *(_claimed(claimed, suites) if workload.kind not in CASES else ())):
         found += _suite(workload, metric, good, **where)
     if workload.kind == "prefill":
@@ -78,20 +80,24 @@ def _gate(workload: Workload, records: list[Record]) -> str | None:
     return None
 
 
-def _outcome(of: Workload, records: list[Record], *, case: str, **where) -> list[dict]:
+def _outcome(of: Workload, records: list[Record], boots: int, *, case: str, **where) -> list[dict]:
     """How a case's requests ended: "ok" when every one was answered, else the first bad status, and how.
 
-    A request that was asked again after the server died in it counts as it ended the last time. None of it where
-    nothing was asked.
+    A failure that is the engine's own at a length goes before others (see outcomes.py). `http_status` is that of
+    the one told; `unasked` are requests of a complete run that were skipped or are missing. A request that was
+    asked again after the server died in it counts as it ended the last time. None of it where nothing was asked.
     """
     last = {(r.boot, r.repeat): r for r in records if r.status != "skipped"}
     if not last:
         return []
     asked = list(last.values())
     bad = [r for r in asked if r.status not in ANSWERED]
+    bad.sort(key=lambda r: not outcomes.of_length(r.status, r.http_status))
+    unasked = max(boots * of.repeats - len(asked), 0)
     again = sum(r.status == "engine_died" for r in records) - sum(r.status == "engine_died" for r in asked)
     tokens = _asked_tokens(of, case, asked)
-    said = [f"{len(asked) - len(bad)} of {len(asked)} requests answered"]
+    said = [f"{len(asked)} of {len(asked) + unasked} asked"] if unasked else []
+    said += [f"{len(asked) - len(bad)} of {len(asked)} requests answered"]
     said += [f"{bad[0].status.replace('_', ' ')}: {bad[0].error or 'no reason told'}"] if bad else []
     said += [f"{again} died and was asked again"] if again else []
     return [
@@ -103,6 +109,8 @@ def _outcome(of: Workload, records: list[Record], *, case: str, **where) -> list
             boots=len({r.boot for r in asked}),
             note="; ".join(said),
             prompt_tokens=tokens,
+            http_status=bad[0].http_status if bad else None,
+            unasked=unasked,
             **where,
         )
     ]

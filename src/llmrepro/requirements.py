@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from llmrepro import gpus
+from llmrepro import environment, gpus
 from llmrepro.recipe import Needs, Recipe
 
 
@@ -16,9 +16,32 @@ def of(recipe: Recipe) -> Needs:
     return recipe.needs.model_copy(update={"commands": [*named, *left]})
 
 
+def missing(
+    recipe: Recipe, facts: dict, folder: Path | str, pythons: dict[str | None, str | None] | None = None
+) -> list[str]:
+    """All that a live run of a recipe would lack here, a sentence each: its needs as in `lacks`, and the Python of
+    its engine's environment. `pythons` keeps what was found of a version for who asks about many recipes.
+    """
+    known, install = {} if pythons is None else pythons, recipe.engine.install
+    wanted = None if install.kind == "container" else install.python
+    if wanted not in known:
+        known[wanted] = lacks_python(wanted)
+    python = known[wanted]
+    return [*lacks(of(recipe), facts, folder), *([python] if python else [])]
+
+
+def lacks_python(wanted: str | None) -> str | None:
+    """The sentence of a Python that is not installed here, or None."""
+    try:
+        environment.interpreter(wanted)
+    except environment.EnvironmentFailure as failure:
+        return f"needs Python {wanted} and none is installed here; {failure.next_step}"
+    return None
+
+
 def lacks(needs: Needs, facts: dict, folder: Path | str) -> list[str]:
-    """What a machine is missing of a recipe's needs, a sentence each; empty when it can run live. `folder` is what
-    they call the place whose free disk is meant.
+    """What a machine is missing of a recipe's needs, a sentence each. `folder` is what they call the place whose
+    free disk is meant.
 
     A power limit that is not the published one is not missing: it is a condition.
     """

@@ -30,6 +30,7 @@ INPUTS = (
     *("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl"),
     "published_prompts.json",
 )
+CHANGED = "the folder was changed by hand"  # as flags end that say so; no word is earned then
 BEFORE_RECORDS = ("card", "machine", "prepare", "measure")  # a run that failed there has not what it should
 
 
@@ -53,7 +54,7 @@ def compute(path: Path) -> dict:
         Findings(recipe, Parameters(), {}, machine, started, written, {"metrics": told}, {}, "", _weights(path))
     )
     bars = {r.server: r.sentence for r in above if r.finding == "bars"} if ceilings.trusted(machine) else {}
-    around = _around(path, recipe, bars)
+    around = _around(path, recipe, started, bars, _changed(written, started))
     return {
         "recipe": recipe.id,
         "metrics": told,
@@ -70,7 +71,7 @@ def compute(path: Path) -> dict:
             for c in recipe.claims
         ],
         "comparisons": _comparisons(
-            Measured(recipe, started, _counting(records), absent=around.absent), found, seen.shared
+            Measured(recipe, started, _counting(records), absent=around.absent), found, seen.shared, around
         ),
         "inputs": {
             n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started)) if (path / n).exists()
@@ -82,7 +83,16 @@ def measured(path: Path) -> Measured:
     """What a run measured, as comparisons take it."""
     started = boots(path)
     records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
-    return Measured(load_recipe(path), started, _counting(_by_replicate(records, started)))
+    return Measured(
+        load_recipe(path), started, _counting(_by_replicate(records, started)), absent=_changed(records, started)
+    )
+
+
+def _changed(records: list[Record], started: dict[int, dict]) -> str | None:
+    """Why no word is earned by a folder that was changed by hand: what its flags say, or None."""
+    asked = [r for r in _by_replicate(records, started) if not r.warmup]
+    said = flags.of(asked, []) + flags.without_boot(records, started)
+    return "; ".join(flag for flag in said if flag.endswith(CHANGED)) or None
 
 
 def here(path: Path) -> dict:
@@ -98,16 +108,19 @@ def _rows(path: Path, recipe: Recipe, started: dict[int, dict], records: list[Re
     weights = _weights(path)
     claimed = {c.metric for c in (*recipe.claims, *recipe.comparisons)}
     found = [rows.row(m, v) for m, v in weights["facts"].items()] + rows.of_boots(recipe, started, claimed)
+    planned = {s.id: s.boots for s in recipe.servers}
     for workload in recipe.workloads:
         for server in workload.on:
             mine = [r for r in records if not r.warmup and (r.workload, r.server) == (workload.id, server)]
-            found += request_rows.of_workload(workload, server, mine, claimed)
+            found += request_rows.of_workload(workload, server, mine, claimed, planned[server])
             if workload.kind == "prefix" and mine:
                 found += rows.hit_rate(workload, server, started)
     return found
 
 
-def _around(path: Path, recipe: Recipe, bars: dict[str, str]) -> Around:
+def _around(
+    path: Path, recipe: Recipe, started: dict[int, dict], bars: dict[str, str], changed: str | None
+) -> Around:
     """How the run ended, as far as it bears on verdicts."""
     told = status(path, page=False)
     outcome, stage = told["outcome"], told.get("stage")
@@ -116,12 +129,19 @@ def _around(path: Path, recipe: Recipe, bars: dict[str, str]) -> Around:
     if outcome == "lacking" or (outcome == "failed" and stage in BEFORE_RECORDS):
         return Around(recipe, absent=why)
     unfinished = why if outcome in ("failed", "stopped", "interrupted") else None
-    return Around(recipe, unfinished=unfinished, imported=outcome == "imported", bars=bars)
+    return Around(
+        recipe,
+        unfinished=unfinished,
+        imported=outcome == "imported",
+        running=running_server.of(started) is not None,
+        bars=bars,
+        changed=changed,
+    )
 
 
-def _comparisons(run: Measured, found: list[conditions.Condition], here: dict) -> list[dict]:
+def _comparisons(run: Measured, found: list[conditions.Condition], here: dict, around: Around) -> list[dict]:
     """Claims across two measurements of this run."""
-    return [
+    compared = [
         contrast.compare(
             c,
             run,
@@ -137,6 +157,9 @@ def _comparisons(run: Measured, found: list[conditions.Condition], here: dict) -
         ).model_dump()
         for c in run.recipe.comparisons
     ]
+    if around.changed and not around.absent:
+        return [c | {"word": "not_evaluated", "reason": f"{around.changed}; {c['reason']}"} for c in compared]
+    return compared
 
 
 def _counting(records: list[Record]) -> list[Record]:

@@ -20,7 +20,7 @@ def weights_bytes(file_bytes: int, parameters: Parameters | None) -> int:
     mixture of experts the active share. Files also hold what decoding does not read (an embedding table of its
     own, a vision tower, layers for prediction ahead), so it may be too much, and its bound too low.
     """
-    return round(file_bytes * (parameters.active_share if parameters else 1.0))
+    return max(1, round(file_bytes * (parameters.active_share if parameters else 1.0)))
 
 
 def cache_bytes(shape: Shape, context_tokens: int, cache: Cache = BF16) -> int:

@@ -21,7 +21,14 @@ from llmrepro import terms
 
 
 class RunError(RuntimeError):
-    """Something about a run folder or its parameters that a person can mend; the text says how."""
+    """Something about a run folder or its parameters that a person can mend; the text says how.
+
+    `next_step` is what comes before running again, where a stage ends so.
+    """
+
+    def __init__(self, said: str, next_step: str = ""):
+        super().__init__(said)
+        self.next_step = next_step
 
 
 class Folder:

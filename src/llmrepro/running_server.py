@@ -3,24 +3,31 @@
 What its API does not tell is unknown: the weights' hash, how it was started, often the engine's version.
 """
 
+import hashlib
 import ipaddress
 import json
+import math
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 import requests
 
-from llmrepro.client import Record
+from llmrepro.client import TRANSPORT_ERRORS, Record
 from llmrepro.run_folder import RunError
+from llmrepro.stream import storable
 
 KEY_VARIABLE = "LLMREPRO_SERVER_KEY"  # where its API key is taken from; it is written nowhere
-TIMEOUT_S = 30
+SILENCE_S, WHOLE_S, MOST_BYTES = 30.0, 120.0, 64 << 20  # of one plain request
 HIDDEN = "<api key>"
+SHORTEST_HIDDEN = 8  # characters
+# What of a record a server writes; all else is the kit's own, and holds words that may be a key too.
+SAID = ("text", "reasoning", "error", "notes", "finish_reason", "usage", "timings", "engine_log")
 
 
 class Identity(NamedTuple):
@@ -42,24 +49,49 @@ class Running:
     started_ns: int = field(default_factory=time.perf_counter_ns)  # when it was first looked at
     answered: Callable[[], None] = field(default=lambda: None, repr=False)
 
-    def without_key(self, text: str) -> str:
-        """A JSON text in which the server did not write the key back."""
-        return text.replace(json.dumps(self.api_key)[1:-1], HIDDEN) if self.api_key else text
+    def without_key(self, record: Record) -> Record:
+        """A record in whose texts the server did not write the key back; see `without`."""
+        said = {name: without(getattr(record, name), self.api_key) for name in SAID}
+        if said["text"] != record.text:
+            said["text_sha256"] = hashlib.sha256(said["text"].encode()).hexdigest()
+        return record.model_copy(update=said)
 
     def ended(self) -> str | None:
         """None: its process cannot be seen. Whether it lives is asked of it, by a generation."""
         return None
 
 
+class Answer(NamedTuple):
+    """What a server answered to a plain request."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def read(self, api_key: str | None) -> Any:
+        """Parsed JSON, or the text that is none, as a run folder can hold it, without the key; a number that JSON
+        has no word for is None. Raises ValueError or RecursionError for JSON that cannot be read."""
+        if "json" not in self.headers.get("Content-Type", ""):
+            return without(self.content.decode(errors="replace"), api_key)
+        found = json.loads(self.content, parse_float=_finite, parse_constant=lambda word: None)
+        return without(storable(found), api_key)
+
+
+class Unread(requests.RequestException):
+    """An answer that was not taken whole; the text says why."""
+
+
 def address(url: str) -> str:
     """The URL that paths like /v1/models are put behind. Raises RunError saying what is wrong with it."""
-    given = urlsplit(url.strip())
     try:
-        port_ok = given.port is None or given.port > 0
+        url.encode()
+        given = urlsplit(url.strip())
+        good = given.scheme in ("http", "https") and given.hostname and (given.port is None or given.port > 0)
     except ValueError:
-        port_ok = False
-    if given.scheme not in ("http", "https") or not given.hostname or not port_ok:
-        raise RunError(f"server_url {url!r} is no address of a server; write http://127.0.0.1:8080 or https://…")
+        good = False
+    if not good:
+        shown = url.rpartition("@")[2]  # before it a password may stand
+        raise RunError(f"server_url {shown!r} is no address of a server; write http://127.0.0.1:8080 or https://…")
     if given.username is not None or given.password is not None:
         raise RunError(
             f"server_url holds a password, and would be written down; set {KEY_VARIABLE} to the API key"
@@ -82,7 +114,43 @@ def is_here(url: str) -> bool:
 
 
 def key() -> str | None:
-    return os.environ.get(KEY_VARIABLE) or None
+    """The API key, or None. Raises RunError when no request can carry it; its text does not hold it."""
+    found = os.environ.get(KEY_VARIABLE) or None
+    if found and not (found.isascii() and found.isprintable() and found == found.strip()):
+        raise RunError(
+            f"{KEY_VARIABLE} begins or ends with a space, or holds a line break or a character that is not ASCII, "
+            "which no HTTP header carries; set it to the key alone"
+        )
+    return found
+
+
+def without(value: Any, api_key: str | None) -> Any:
+    """A value whose strings do not hold the key, however it is spelt in them: plain, escaped, or as in a URL.
+
+    Names of fields stay. A key shorter than 8 characters is not looked for: in free text it may be any word, or
+    a part of one. llmrepro itself writes no key, whatever its length.
+    """
+    if not api_key or len(api_key) < SHORTEST_HIDDEN:
+        return value
+    return _replaced(value, _spellings(api_key))
+
+
+def _spellings(api_key: str) -> list[str]:
+    found = {api_key}
+    for _ in range(2):  # an error that is quoted in an error
+        found |= {form(s)[1:-1] for s in found for form in (json.dumps, repr)}
+    found |= {quote(api_key), quote(api_key, safe=""), quote_plus(api_key)}
+    return sorted(found, key=len, reverse=True)
+
+
+def _replaced(value: Any, spellings: list[str]) -> Any:
+    if isinstance(value, str):
+        for spelling in spellings:
+            value = value.replace(spelling, HIDDEN)
+        return value
+    if isinstance(value, dict):
+        return {name: _replaced(one, spellings) for name, one in value.items()}
+    return [_replaced(one, spellings) for one in value] if isinstance(value, list) else value
 
 
 def identity(url: str, versions: Callable[[Callable[[str], Any]], list[str]] | None, wanted: set[str]) -> Identity:
@@ -90,13 +158,28 @@ def identity(url: str, versions: Callable[[Callable[[str], Any]], list[str]] | N
     is named in `wanted` is meant. Raises RunError with what to do when nothing there can be measured."""
     listed = _models(url)
     names = [one["id"] for one in listed]
-    named = [one["id"] for one in listed if {one["id"], one.get("root")} & wanted]
+    named = [one["id"] for one in listed if one["id"] in wanted or one.get("root") in [*wanted]]
     if len(names) > 1 and len(named) != 1:
+        shown = without(storable(", ".join(names[:10])), key())
         raise RunError(
-            f"{url} serves {len(names)} models ({', '.join(names[:10])}), and which is meant cannot be told; "
-            "serve one of them alone"
+            f"{url} serves {len(names)} models ({shown}), and which is meant cannot be told; "
+            "serve one of them alone",
+            next_step="serve one of them alone",
         )
-    return Identity((named or names)[0], versions(lambda path: _got(url, path)) if versions else [])
+    model = (named or names)[0]
+    other = "serve it under another name"
+    if without(model, key()) != model:  # under another name it could not be asked
+        raise RunError(
+            f"the name of the model that {url} serves holds the API key, and would be written down; {other}, or "
+            "with another key",
+            next_step=other,
+        )
+    if storable(model) != model:
+        raise RunError(
+            f"{url} calls its model {model!r}, which holds half a character and is no text; {other}",
+            next_step=other,
+        )
+    return Identity(model, versions(lambda path: _got(url, path)) if versions else [])
 
 
 def check(url: str, answer: Record) -> None:
@@ -104,10 +187,16 @@ def check(url: str, answer: Record) -> None:
     if answer.status == "ok":
         return
     if answer.http_status in (401, 403):
-        raise RunError(f"{url} answers {answer.http_status}: {_of_key()}; set {KEY_VARIABLE} in the environment")
+        raise _refused(url, answer.http_status)
     raise RunError(
-        f"{url} did not answer a first question ({answer.status}: {answer.error}); mend that, then go on"
+        f"{url} did not answer a first question ({answer.status}: {answer.error}); mend that, then go on",
+        next_step="mend or restart the server",
     )
+
+
+def _refused(where: str, status: int) -> RunError:
+    told = f"set {KEY_VARIABLE} in the environment"
+    return RunError(f"{where} answers {status}: {_of_key()}; {told}", next_step=told)
 
 
 def _of_key() -> str:
@@ -117,46 +206,101 @@ def _of_key() -> str:
 def _models(url: str) -> list[dict]:
     where = f"{url}/v1/models"
     try:
-        answer = _request(where)
-    except requests.RequestException as error:
+        answer = fetch(where, key())
+    except Unread as error:
+        raise RunError(
+            f"{where} {error}; it must be a server with the OpenAI API that has loaded its model",
+            next_step="start one that has loaded its model, or give its address",
+        ) from None
+    except TRANSPORT_ERRORS as error:
         raise RunError(
             f"nothing answers at {where} ({type(error).__name__}); start the server, wait until it is ready, and "
-            "mind the port in server_url"
+            "mind the port in server_url",
+            next_step="start the server and wait until it is ready",
         ) from None
-    if answer.status_code in (401, 403):
-        raise RunError(f"{where} answers {answer.status_code}: {_of_key()}; set {KEY_VARIABLE} in the environment")
-    if 300 <= answer.status_code < 400:
-        raise RunError(f"{where} leads elsewhere ({answer.headers.get('Location')}); give that address itself")
+    if answer.status in (401, 403):
+        raise _refused(where, answer.status)
+    if 300 <= answer.status < 400:
+        there = without(answer.headers.get("Location"), key())
+        raise RunError(
+            f"{where} leads elsewhere ({there}); give that address itself",
+            next_step="give that address as server_url",
+        )
     try:
-        listed = answer.json()["data"] if answer.ok else []
+        listed = json.loads(answer.content)["data"] if answer.status < 400 else []
         found = [one for one in listed if isinstance(one.get("id"), str) and one["id"]]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         found = []
     if not found:
         raise RunError(
-            f"{where} answers {answer.status_code} and names no model; it must be a server with the OpenAI API "
-            "that has loaded its model"
+            f"{where} answers {answer.status} and names no model; it must be a server with the OpenAI API "
+            "that has loaded its model",
+            next_step="start one that has loaded its model, or give its address",
         )
     return found
 
 
 def _got(url: str, path: str) -> Any:
-    """Parsed JSON, a text that is none, or None without a good answer: what engines are given to read."""
+    """What engines are given to read, or None without a good answer."""
     try:
-        answer = _request(url + path)
-        if not answer.ok:
-            return None
-        return answer.json() if "json" in answer.headers.get("Content-Type", "") else answer.text
-    except (requests.RequestException, ValueError):
+        answer = fetch(url + path, key())
+        return answer.read(key()) if answer.status < 400 else None
+    except (*TRANSPORT_ERRORS, RecursionError):
         return None
 
 
-def _request(where: str) -> requests.Response:
+def fetch(where: str, api_key: str | None, body: dict | None = None) -> Answer:
+    """A plain GET, or a POST of a body. Redirects are not followed.
+
+    Raises one of `client.TRANSPORT_ERRORS`; of them Unread when the answer is not at its end after WHOLE_S or
+    beyond MOST_BYTES.
+    """
+    ended: list[Answer | BaseException] = []
+    until_s = time.monotonic() + WHOLE_S
+
+    def exchange() -> None:
+        try:
+            ended.append(_exchange(where, api_key, body, until_s))
+        except BaseException as error:
+            ended.append(error)
+
+    # A socket's timeout starts anew with every byte, also of the headers: only a thread can be left waiting.
+    thread = threading.Thread(target=exchange, daemon=True)
+    thread.start()
+    thread.join(WHOLE_S)
+    found = ended[0] if ended else _late()
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _exchange(where: str, api_key: str | None, body: dict | None, until_s: float) -> Answer:
+    content = bytearray()
     with requests.Session() as session:
         session.trust_env = False  # a proxy variable must not catch loopback, and .netrc is not asked for
-        if key():
-            session.headers["Authorization"] = f"Bearer {key()}"
-        return session.get(where, timeout=TIMEOUT_S, allow_redirects=False)
+        session.headers["Accept-Encoding"] = "identity"
+        if api_key:
+            session.headers["Authorization"] = f"Bearer {api_key}"
+        method = "GET" if body is None else "POST"
+        with session.request(
+            method, where, json=body, timeout=SILENCE_S, allow_redirects=False, stream=True
+        ) as answer:
+            while chunk := answer.raw.read1(65536, decode_content=True):
+                content += chunk
+                if len(content) > MOST_BYTES:
+                    raise Unread(f"answers with more than {MOST_BYTES >> 20} MiB")
+                if time.monotonic() > until_s:
+                    raise _late()
+            return Answer(answer.status_code, answer.headers, bytes(content))
+
+
+def _late() -> Unread:
+    return Unread(f"did not end its answer within {WHOLE_S:g} s")
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def told(url: str, found: Identity) -> dict:

@@ -132,6 +132,8 @@ def _room(found: Findings, server: Server, shape: Shape, shape_from: str) -> Roo
     cache, layout = layout_of(found, server, shape)
     if cache is None:
         raise ValueError("how this engine keeps its cache is not known")
+    if cache.block_tokens < 1 or min(cache.in_flight_tokens, cache.speculative_tokens) < 0:
+        raise ValueError("its arguments ask for a cache that nobody can have")
     assumed = []
     if "kv_dtype" not in layout:
         assumed.append(f"the cache is {cache.key_dtype}")
@@ -155,7 +157,7 @@ def _room(found: Findings, server: Server, shape: Shape, shape_from: str) -> Roo
         least=least,
         most=most,
         assumed=tuple(assumed),
-        context_tokens=layout.get("context_tokens"),
+        context_tokens=max(0, layout.get("context_tokens") or 0) or None,  # 0: the model's own
         memory_bytes=_memory(layout, printed, published, shape, most),
         printed=printed,
         published={m: claims for m, claims in published.items() if claims},

@@ -56,7 +56,7 @@ class _Arm:
         self.servers = [s.id for s in recipe.servers]
         boots = {n: b for n, b in whole.boots.items() if b["server"] in self.servers}
         records = [r for r in whole.records if r.server in self.servers]
-        self.measured = Measured(recipe, boots, records, arm.id, self._absent(bool(records)))
+        self.measured = Measured(recipe, boots, records, arm.id, self._absent(bool(records)) or whole.absent)
         machine = path / "machine.json"
         facts = read_json(machine) if machine.exists() else {}
         self.setup = Setup(recipe, list(boots.values()), facts)

@@ -16,6 +16,9 @@ from llmrepro.conditions import Condition, concerning, counted, differing, named
 from llmrepro.notation import published
 from llmrepro.recipe import Recipe
 
+# What is known of weights that the kit fetched and of a server that it started, by the beginnings of metrics' ids.
+TOLD_AT_A_START = ("model.", "startup.", "memory.", "kv_", "log_window.")
+
 
 class Verdict(BaseModel):
     """What is said of one claim. `published` and `here` are shown side by side, never mixed.
@@ -60,14 +63,17 @@ class Verdict(BaseModel):
 class Around:
     """What a verdict takes besides values and conditions. `recipe` is the one that was run.
 
-    `absent` is why nothing of this run is judged (it lacks something, it failed), `unfinished` why a value may be
-    missing. `bars` are reasons against a server's speeds, such as one above the bandwidth roofline, by server.
+    `absent` is why nothing of this run is judged (it lacks something, it failed), `unfinished` why a value may
+    be missing, `changed` why no word is earned though there are values. `running`: the server ran before the kit
+    came. `bars` are reasons against a server's speeds, such as one above the bandwidth roofline, by server.
     """
 
     recipe: Recipe | None = None
     absent: str | None = None
     unfinished: str | None = None
+    changed: str | None = None
     imported: bool = False
+    running: bool = False
     bars: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -105,10 +111,10 @@ def judge(claim: Claim, rows: list[dict], conditions: list[Condition], around: A
     if claim.value.form != "exact":
         return _number(claim, row, around, said, bound)
     here, wanted = row["value"], claim.value.exact
-    word, reason = (
-        ("reproduced", "equal") if here == wanted else ("not_reproduced", f"published {wanted}, here {here}")
-    )
-    return _barred(said, around, bound, word, reason, "", here=here)
+    equal = here == wanted
+    word, reason = ("reproduced", "equal") if equal else ("not_reproduced", f"published {wanted}, here {here}")
+    line = "" if around.imported else "equal here" if equal else "differs here"
+    return _barred(said, around, bound, word, reason, line, here=here)
 
 
 def matching(claim: Claim, rows: list[dict]) -> list[dict]:
@@ -160,6 +166,8 @@ def _barred(
 ) -> Verdict:
     """The verdict, or what bars it: a value from elsewhere, or deciding conditions that differ. `line` is what is
     shown then."""
+    if around.changed:
+        return said("not_evaluated", _joined(around.changed, line), **more)
     if around.imported:
         return said("not_evaluated", _joined("imported, not measured here", line), **more)
     differs = [] if terms.METRICS[said.claim.metric].of == "weights" else differing(bound)
@@ -187,6 +195,8 @@ def _joined(*parts: str) -> str:
 def _missing(claim: Claim, around: Around) -> str:
     if claim.statistic == "log_window" and not claim.metric.startswith("log_window."):
         return "published as a window of a log, and no such value is held against a request's own"
+    if around.running and claim.metric.startswith(TOLD_AT_A_START):
+        return "a server that already ran does not tell it"
     if around.unfinished:
         return around.unfinished
     return "no such value in this run: not asked, not answered, or not told by its definition"

@@ -23,7 +23,7 @@ class Piece(GitFile):
     text constant in the body of a function. The file is read and never run.
     """
 
-    literal: str | None = Field(None, pattern=r"^[A-Za-z_]\w*(\(\))?(\[\d+\])*$")
+    literal: str | None = Field(None, pattern=r"^[A-Za-z_]\w*(\(\))?(\[\d{1,6}\])*$", max_length=200)
     slice: tuple[int, int] | None = None
 
 
@@ -32,7 +32,9 @@ class PromptSource(Part):
 
     pieces: list[Piece] = Field(min_length=1)
     sha256: Sha256 | None = Field(None, description="Of the UTF-8 text; None: not published, its commit pins it.")
-    prompt_tokens: int | None = Field(None, gt=0, description="As the publication's server counted them.")
+    prompt_tokens: int | None = Field(
+        None, gt=0, le=10**9, description="As the publication's server counted them."
+    )
 
 
 class Prompt(Part):
@@ -47,9 +49,9 @@ class Prompt(Part):
 class Sampling(Part):
     """Every field is sent: a server's own defaults (generation_config) must not decide."""
 
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=10**6)
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = 0
     seeds: list[int] = Field([], description="One per round, in place of `seed`.")
@@ -63,20 +65,22 @@ class Workload(Part):
     profiles: list[terms.Profile] = ["quick", "full"]
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
     prompts: list[Prompt] = []
-    lengths: list[Annotated[int, Field(ge=8)]] = Field([], description="Prompt tokens, for `prefill`.")
+    lengths: list[Annotated[int, Field(ge=8, le=10**9)]] = Field([], description="Prompt tokens, for `prefill`.")
     text: Prompt | None = Field(
         None, description="What long prompts are cut from; for `prefix` and `restart`, their heads."
     )
-    head_tokens: int | None = Field(None, ge=32, description="Tokens of the head, for `prefix` and `restart`.")
+    head_tokens: int | None = Field(
+        None, ge=32, le=10**9, description="Tokens of the head, for `prefix` and `restart`."
+    )
     fill: int = Field(0, ge=0, le=1000, description="For `prefix`: other heads asked to make the cache overflow.")
     restore: bool = Field(False, description="For `restart`: a case with the prompt cache saved and restored.")
     salted: bool = Field(False, description="For `chat`: a line of its own before the prompt of every request.")
-    max_tokens: int = Field(gt=0)
+    max_tokens: int = Field(gt=0, le=10**9)
     ignore_eos: bool = False
     thinking: bool | None = Field(None, description="Sent to the chat template; None: the template's default.")
     cache: Literal["off", "on"] = Field("off", description="off: no prompt may be served from a prefix cache.")
     sampling: Sampling = Sampling()
-    repeats: int = Field(3, ge=1, description="Rounds: each asks every case once.")
+    repeats: int = Field(3, ge=1, le=10_000, description="Rounds: each asks every case once.")
     warmup: Prompt
     protocol: Literal["rounds", "prompt_by_prompt"] = Field(
         "rounds", description="rounds: each asks every case once; prompt_by_prompt: a case's repeats in a row."

@@ -5,7 +5,7 @@ from llmrepro.imported import Imported
 from llmrepro.notation import beside
 from llmrepro.pairing import of_suite
 from llmrepro.receipt_results import LABEL, PER_SUITE
-from llmrepro.terms import STATISTICS
+from llmrepro.terms import METRICS, STATISTICS
 
 TITLE = f"Decode speed under other statistics ({LABEL})"
 MOST = 20  # suites that fit on a page
@@ -19,25 +19,27 @@ def averages(found: Imported, name: str) -> Drawing | None:
             bands[suite] = (_prompts(found, workload), values)
     if not bands:
         return None
-    figure, (axes,) = sheet(f"{found.told['file']}, {LABEL}, not measured here", [1.5 + 0.55 * len(bands)])
+    figure, (axes,) = sheet(f"{found.told['file']}, {LABEL}, not measured here", [1.5 + 0.75 * len(bands)])
     statistics = of_suite(PER_SUITE[0])
     for place, (prompts, values) in enumerate(bands.values()):
         axes.plot(
-            list(prompts.values()), [place + 0.2] * len(prompts), "o", color=COLOURS[4], alpha=0.6, markersize=5
+            list(prompts.values()), [place + 0.3] * len(prompts), "o", color=COLOURS[4], alpha=0.6, markersize=5
         )
         for which, statistic in enumerate(statistics):
+            height = place - 0.33 + 0.15 * which  # one below the other: equal values hide none
             axes.plot(
-                values[statistic], place - 0.15, markersize=9, markeredgecolor="white", linestyle="", **look(which)
+                values[statistic], height, markersize=7, markeredgecolor="white", linestyle="", **look(which)
             )
     axes.set(
         title=TITLE,
-        xlabel="decode speed (tok/s)",
+        xlabel=f"{METRICS[PER_SUITE[0]].title} (tok/s)",
         yticks=range(len(bands)),
         yticklabels=list(bands),
         ylim=(len(bands) - 0.5, -0.6),
     )
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(left=0)
+    greatest = max(v for prompts, values in bands.values() for v in (*prompts.values(), *values.values()))
+    axes.set_xlim(0, greatest * 1.06)
     legend(figure, handles([STATISTICS[s] for s in statistics]), 2)
     return Drawing(name, TITLE, _caption(len(found.told["suites"])), _alt(bands), figure, _data(bands))
 

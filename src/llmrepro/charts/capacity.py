@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from llmrepro import capacity
-from llmrepro.capacity import GIB
+from llmrepro.capacity import GIB, Cache
 from llmrepro.charts.drawings import Drawing, canvas, legend
 from llmrepro.charts.sources import COMPUTED, HERE, PUBLISHED
 from llmrepro.findings import Findings
@@ -37,9 +37,9 @@ def kv_cache(found: Findings, room: Room, name: str) -> Drawing | None:
     tokens = np.linspace(0, longest, STEPS)
     each = capacity.bytes_per_token(room.shape, room.least)
     axes.plot(tokens, tokens * each / GIB * scale, color=COMPUTED["color"])
-    for cache in dict.fromkeys((room.least, room.most)) if room.shape.hybrid else ():
+    for cache, style in _hybrid(room):
         line = [capacity.sequence_bytes(room.shape, round(n), cache) / GIB * scale for n in tokens]
-        axes.plot(tokens, line, color=COMPUTED["color"], linestyle="--")
+        axes.plot(tokens, line, color=COMPUTED["color"], linestyle=style)
     if room.memory_bytes is not None:
         axes.axhline(room.memory_bytes.value / GIB * scale, color="#222222", linewidth=1, linestyle=":")
     for row in rows:
@@ -57,6 +57,17 @@ def kv_cache(found: Findings, room: Room, name: str) -> Drawing | None:
     return Drawing(name, TITLE, _caption(room, rows), _alt(room, rows), figure, rows)
 
 
+def _hybrid(room: Room) -> list[tuple[Cache, str]]:
+    """The layouts that hybrid lines are drawn of, with their styles: two where what is in flight is not told."""
+    layouts = dict.fromkeys((room.least, room.most)) if room.shape.hybrid else ()
+    return list(zip(layouts, ("--", "-."), strict=False))
+
+
+def _flight(room: Room, cache: Cache) -> str:
+    """What of it is in flight, where that changes how much a windowed layer keeps."""
+    return f", {cache.in_flight_tokens:,} tokens in flight" if room.shape.attention.windowed_layers else ""
+
+
 def _rows(room: Room) -> list[dict]:
     """The points {kind, what, tokens, gib}: where a line meets the memory, what was printed, what published."""
     rows: list[tuple] = []
@@ -68,10 +79,8 @@ def _rows(room: Room) -> list[dict]:
     else:
         gib = room.memory_bytes.value / GIB
         rows.append(("computed", "uniform", room.uniform_tokens, gib))
-        windowed = room.shape.attention.windowed_layers > 0
         for cache, tokens in zip((room.most, room.least), room.hybrid_tokens or (), strict=False):
-            flight = f", {cache.in_flight_tokens:,} tokens in flight" if windowed else ""
-            rows.append(("computed", f"hybrid, one sequence{flight}", tokens, gib))
+            rows.append(("computed", f"hybrid, one sequence{_flight(room, cache)}", tokens, gib))
         if "kv_tokens" in room.printed:
             rows.append(("printed", "KV cache size", room.printed["kv_tokens"], gib))
         rows += [
@@ -109,8 +118,12 @@ def _label(axes: Axes, rows: list[dict], scale: float, longest: float) -> None:
 def _entries(rows: list[dict], room: Room) -> list[Line2D]:
     kinds = {r["kind"] for r in rows}
     lines = [Line2D([], [], color=COMPUTED["color"], label="computed, uniform")]
-    if room.shape.hybrid:
-        lines.append(Line2D([], [], color=COMPUTED["color"], linestyle="--", label="computed, hybrid"))
+    for cache, style in _hybrid(room):
+        lines.append(
+            Line2D(
+                [], [], color=COMPUTED["color"], linestyle=style, label=f"computed, hybrid{_flight(room, cache)}"
+            )
+        )
     if room.memory_bytes is not None:
         lines.append(Line2D([], [], color="#222222", linewidth=1, linestyle=":", label="memory of the cache"))
     told = {"printed": "printed by the engine here", "published": "published"}
@@ -126,12 +139,26 @@ def _caption(room: Room, rows: list[dict]) -> str:
     published = sum(r["kind"] == "published" for r in rows)
     said = [
         f"n = {plural(printed, 'figure')} printed here, {published:,} published; the lines are arithmetic.",
+        "Uniform: every layer keeps every token." + (f" Hybrid: {_kept(room)}." if room.shape.hybrid else ""),
         f"Layers {room.shape_from} ({room.shape.attention.locator}).",
         _memory(room),
         f"Assumed: {'; '.join(room.assumed)}." if room.assumed else "",
         "What is computed is an upper bound: engines pad pages and groups of layers.",
     ]
     return " ".join(s for s in said if s)
+
+
+def _kept(room: Room) -> str:
+    """What the layers of a hybrid model keep."""
+    windowed, linear = room.shape.attention.windowed_layers, room.shape.linear
+    kept = [
+        "full layers keep every token",
+        "windowed ones their window and the tokens in flight, those of the batch that is being read"
+        if windowed
+        else "",
+        "linear ones a state that does not grow" if linear else "",
+    ]
+    return ", ".join(k for k in kept if k)
 
 
 def _memory(room: Room) -> str:

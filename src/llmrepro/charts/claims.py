@@ -2,18 +2,19 @@
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from string import ascii_lowercase
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from llmrepro import terms
+from llmrepro import quotations, terms
 from llmrepro.charts.drawings import Drawing, canvas, legend
-from llmrepro.charts.sources import HERE, PUBLISHED
+from llmrepro.charts.sources import ELSEWHERE, HERE, PUBLISHED
 from llmrepro.findings import Findings
-from llmrepro.notation import measured, number, plural
+from llmrepro.notation import measured, plural
 from llmrepro.quotations import SUBJECTS
 
 NAME = "claims"
@@ -21,6 +22,10 @@ SPEEDS = ("decode_tps", "prefill_tps")
 MOST_ROWS = 24  # of one chart; above that every server has its own
 ROW_IN, MARGIN_IN = 0.25, 1.25
 LONGEST = 36  # characters of a line of a label
+BAR = 0.28  # of a row: how high the bar of a published range is
+BAR_PUBLISHED = {"color": PUBLISHED["color"], "alpha": 0.55, "linewidth": 0}
+BAR_ELSEWHERE = {"fill": False, "edgecolor": PUBLISHED["color"], "linewidth": 1.5}
+POINT = {"linestyle": "", "markersize": 6, "fillstyle": "none", "markeredgewidth": 1.5}
 FAR_APART = 20  # times: beyond it small values lie on top of each other, and the scale is a logarithm's
 FAMILIES = {
     "decode_tps": "Decode speed",
@@ -55,8 +60,12 @@ def published(found: Findings) -> Iterator[Drawing]:
 
 def _drawing(found: Findings, name: str, family: str, rows: list[dict]) -> Drawing:
     titles = {c.id: c.title or c.id for c in found.recipe.claims}
+    own = {c.id for c in found.recipe.claims if quotations.own_conditions(c, found.recipe)}
+    marks = definitions(r["metric"] for r in rows)
     several = len({r["server"] for r in rows}) > 1
-    labels = [_label(titles[r["claim"]], r["server"] if several else None) for r in rows]
+    labels = [
+        marked(_label(titles[r["claim"]], r["server"] if several else None), marks.get(r["metric"])) for r in rows
+    ]
     one_server = next((r["server"] for r in rows if r["server"] and not several), None)
     title = FAMILIES[family] + (f", server {one_server}" if one_server and len(found.recipe.servers) > 1 else "")
     here = any(r["here"] is not None for r in rows)
@@ -69,12 +78,29 @@ def _drawing(found: Findings, name: str, family: str, rows: list[dict]) -> Drawi
     figure, axes = canvas(found, frame.height_in)
     for place, row in enumerate(rows):
         _tolerance(axes, place, row)
-        _published(axes, place, row)
+        _published(axes, place, row, row["claim"] in own)
         _here(axes, place, row)
     frame.put(axes)
     aside(axes, [_digits(r) for r in rows])
-    legend(figure, _entries(rows, here), 3)
-    return Drawing(name, title, _caption(rows, here), _alt(title, labels, rows), figure, _data(labels, rows))
+    legend(figure, _entries(rows, here, own), 3)
+    caption = " ".join([_caption(rows, here), *told_apart(marks)])
+    return Drawing(name, title, caption, _alt(title, labels, rows, own), figure, _data(labels, rows, own))
+
+
+def definitions(metrics: Iterable[str]) -> dict[str, str]:
+    """A letter per metric, where a chart holds more than one: they are not one definition."""
+    told = list(dict.fromkeys(metrics))
+    return dict(zip(told, ascii_lowercase, strict=False)) if len(told) > 1 else {}
+
+
+def marked(label: str, mark: str | None) -> str:
+    return f"[{mark}] {label}" if mark else label
+
+
+def told_apart(marks: dict[str, str]) -> list[str]:
+    """The sentence of a caption that says what the letters of `definitions` stand for; none without any."""
+    each = "; ".join(f"[{mark}] {terms.METRICS[metric].title}" for metric, mark in marks.items())
+    return [f"Not one definition: {each}."] if marks else []
 
 
 class Frame:
@@ -138,17 +164,16 @@ def _label(title: str, server: str | None) -> str:
     return f"{shown[:1].upper()}{shown[1:]}" + (f" · {server}" if server else "")
 
 
-def _published(axes: Axes, place: int, row: dict) -> None:
+def _published(axes: Axes, place: int, row: dict, elsewhere: bool) -> None:
+    """A point or, of a range, a bar; hollow squares and bars are of other conditions than the recipe's."""
     low, high = _ends(row)
     spread = row["spread"]
     if low != high:
-        axes.plot(
-            [low, high], [place, place], color=PUBLISHED["color"], linewidth=5, alpha=0.55, solid_capstyle="butt"
-        )
+        axes.barh(place, high - low, left=low, height=BAR, **(BAR_ELSEWHERE if elsewhere else BAR_PUBLISHED))
         return
     if spread:
         axes.plot(spread, [place, place], color=PUBLISHED["color"], linewidth=1.5)
-    axes.plot([low], [place], linestyle="", markersize=6, fillstyle="none", markeredgewidth=1.5, **PUBLISHED)
+    axes.plot([low], [place], **POINT, **(ELSEWHERE if elsewhere else PUBLISHED))
 
 
 def _here(axes: Axes, place: int, row: dict) -> None:
@@ -178,10 +203,16 @@ def _ends(row: dict) -> tuple[float, float]:
     return (high if low is None else low), (low if high is None else high)
 
 
-def _entries(rows: list[dict], here: bool) -> list:
-    entries: list = [Line2D([], [], linestyle="", markersize=6, fillstyle="none", label="published", **PUBLISHED)]
-    if any(_ends(r)[0] != _ends(r)[1] for r in rows):
-        entries.append(Line2D([], [], color=PUBLISHED["color"], linewidth=5, alpha=0.55, label="published range"))
+def _entries(rows: list[dict], here: bool, own: set[str]) -> list:
+    """What is drawn, and nothing else."""
+    kinds = {(_ends(r)[0] != _ends(r)[1], r["claim"] in own) for r in rows}
+    looks = {
+        (False, False): Line2D([], [], label="published", **POINT, **PUBLISHED),
+        (True, False): Patch(label="published range", **BAR_PUBLISHED),
+        (False, True): Line2D([], [], label="published, in other conditions", **POINT, **ELSEWHERE),
+        (True, True): Patch(label="published range, in other conditions", **BAR_ELSEWHERE),
+    }
+    entries: list = [entry for kind, entry in looks.items() if kind in kinds]
     if here:
         entries.append(Line2D([], [], linestyle="", markersize=5.5, label="measured here", **HERE))
     if any(r["tolerance"] and None not in r["tolerance"] for r in rows):
@@ -202,27 +233,31 @@ def _caption(rows: list[dict], here: bool) -> str:
     return " ".join([*said, "Where each is stated is said in the table of claims."])
 
 
-def _alt(title: str, labels: list[str], rows: list[dict]) -> str:
+def _alt(title: str, labels: list[str], rows: list[dict], own: set[str]) -> str:
     told = []
     for label, row in zip(labels, rows, strict=True):
         here = ""
         if row["here"] is not None:
             value, interval = measured(row["here"], row["here_low"], row["here_high"])
             here = f", here {value}{f' ({interval})' if interval else ''}: {row['word'].replace('_', ' ')}"
-        told.append(f"{label}: published {row['text']}{here}")
+        where = " in other conditions" if row["claim"] in own else ""
+        told.append(f"{label}: published {row['text']}{where}{here}")
     both = any(row["here"] is not None for row in rows)
     return f"Chart of {title.lower()}, published{' and measured' if both else ''}. {'; '.join(told)}."
 
 
-def _data(labels: list[str], rows: list[dict]) -> list[dict]:
+def _data(labels: list[str], rows: list[dict], own: set[str]) -> list[dict]:
     return [
         {
             "claim": row["claim"],
             "title": label,
+            "metric": row["metric"],
+            "other_conditions": row["claim"] in own,
             "unit": row["unit"],
             "published_low": row["published_low"],
             "published_high": row["published_high"],
-            "spread": " to ".join(number(x) for x in row["spread"]) if row["spread"] else None,
+            "spread_low": row["spread"][0] if row["spread"] else None,
+            "spread_high": row["spread"][1] if row["spread"] else None,
             "here": row["here"],
             "here_low": row["here_low"],
             "here_high": row["here_high"],

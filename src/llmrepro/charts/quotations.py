@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from llmrepro import quotations, terms
-from llmrepro.charts.claims import Frame, aside
+from llmrepro import quotations
+from llmrepro.charts.claims import BAR, Frame, aside, definitions, marked, told_apart
 from llmrepro.charts.drawings import MARKERS, Drawing, legend, sheet
 from llmrepro.charts.sources import PUBLISHED
-from llmrepro.notation import number, plural, published
+from llmrepro.notation import plural, published
 from llmrepro.quotations import Row
 from llmrepro.study_findings import StudyFindings
 
@@ -33,10 +34,11 @@ def side_by_side(found: StudyFindings) -> Iterator[Drawing]:
 def _drawing(found: StudyFindings, group: str, rows: list[Row]) -> Drawing:
     arms = [arm for arm in found.arms if any(arm in r.claims for r in rows)]
     claims = [c for r in rows for c in r.claims.values() if quotations.ends(c)]
+    marks = definitions(c.metric for c in claims)
     frame = Frame(
         f"{group}, as published",
         f"{group.lower()} ({rows[0].unit})",
-        [r.title for r in rows],
+        [marked(r.title, "".join(marks[m] for m in r.metrics) if marks else None) for r in rows],
         [x for c in claims for x in (*quotations.ends(c), *_spread(c))],
     )
     figure, (axes,) = sheet(f"{found.study.id}, published values", [frame.height_in])
@@ -49,23 +51,24 @@ def _drawing(found: StudyFindings, group: str, rows: list[Row]) -> Drawing:
     legend(figure, _entries(rows, list(found.arms)), 3)
     name = f"{NAME}-{group.lower().replace(' ', '-')}"
     title = f"{group}: {' and '.join(arms)} as published"
-    return Drawing(
-        name, title, _caption(found, rows, arms, any(ratios)), _alt(title, rows, arms), figure, _data(rows, arms)
-    )
+    caption = " ".join([_caption(rows, arms, any(ratios)), *told_apart(marks), *found.study.differs_in[:1]])
+    return Drawing(name, title, caption, _alt(title, rows, arms), figure, _data(rows, arms))
 
 
 def _row(axes: Axes, place: int, row: Row, arms: list[str]) -> None:
     told = {arm: quotations.ends(c) for arm, c in row.claims.items() if quotations.ends(c)}
-    if len(told) > 1:
-        middles = [sum(ends) / 2 for ends in told.values()]
-        axes.plot([min(middles), max(middles)], [place, place], color="#c9c9c9", linewidth=1, zorder=1)
+    if len(told) > 1:  # from one published figure to the other, whatever lies within a range
+        gap = [min(high for _, high in told.values()), max(low for low, _ in told.values())]
+        if gap[0] < gap[1]:
+            axes.plot(gap, [place, place], color="#c9c9c9", linewidth=1, zorder=1)
     for arm, (low, high) in told.items():
         spread = _spread(row.claims[arm])
-        if low != high:
-            axes.plot([low, high], [place, place], color=COLOUR, linewidth=5, alpha=0.4, solid_capstyle="butt")
-        elif spread:
+        if low != high:  # where in it the value lies was not published
+            axes.barh(place, high - low, left=low, height=BAR, **_bar(arms.index(arm)))
+            continue
+        if spread:
             axes.plot(spread, [place, place], color=COLOUR, linewidth=1.5)
-        axes.plot([(low + high) / 2], [place], markersize=6, **_look(arms.index(arm)))
+        axes.plot([low], [place], markersize=6, **_look(arms.index(arm)))
 
 
 def _look(place: int) -> dict:
@@ -73,6 +76,12 @@ def _look(place: int) -> dict:
     shape = (PUBLISHED["marker"], *(m for m in MARKERS if m != PUBLISHED["marker"]))[place % len(MARKERS)]
     filling = "none" if place % 2 else "full"
     return {"marker": shape, "fillstyle": filling, "color": COLOUR, "markeredgewidth": 1.5, "linestyle": ""}
+
+
+def _bar(place: int) -> dict:
+    """An arm's bar of a range, filled where its marker is, and hatched where there are more than two arms."""
+    look = {"fill": place % 2 == 0, "edgecolor": COLOUR, "linewidth": 1.5, "hatch": "////" if place > 1 else None}
+    return look | ({"facecolor": f"{COLOUR}66"} if place % 2 == 0 else {})
 
 
 def _spread(claim) -> tuple[float, ...]:
@@ -84,23 +93,24 @@ def _ratio(row: Row, arms: list[str]) -> float | None:
 
 
 def _entries(rows: list[Row], arms: list[str]) -> list:
-    there = [arm for arm in arms if any(arm in r.claims for r in rows)]
-    entries = [Line2D([], [], markersize=7, label=f"{arm}, published", **_look(arms.index(arm))) for arm in there]
-    if any(e[0] != e[1] for r in rows for c in r.claims.values() if (e := quotations.ends(c))):
-        entries.append(Line2D([], [], color=COLOUR, linewidth=5, alpha=0.4, label="published range"))
+    """What is drawn, and nothing else: of each arm its marker, its bar, or both."""
+    entries: list = []
+    for place, arm in enumerate(arms):
+        told = [ends for r in rows if arm in r.claims and (ends := quotations.ends(r.claims[arm]))]
+        if any(low == high for low, high in told):
+            entries.append(Line2D([], [], markersize=7, label=f"{arm}, published", **_look(place)))
+        if any(low != high for low, high in told):
+            entries.append(Patch(label=f"{arm}, published range", **_bar(place)))
     return entries
 
 
-def _caption(found: StudyFindings, rows: list[Row], arms: list[str], ratios: bool) -> str:
+def _caption(rows: list[Row], arms: list[str], ratios: bool) -> str:
     said = [f"{plural(len(rows), 'row')} of what was published; nothing was measured here."]
     if ratios:
         said.append(f"At the right {' / '.join(arms)}, computed from the two published values.")
     if any(_spread(c) for r in rows for c in r.claims.values()):
         said.append("Lines through a point go from the least to the greatest of its published samples.")
-    metrics = list(dict.fromkeys(m for r in rows for m in r.metrics))
-    if len(metrics) > 1:
-        said.append(f"Not one definition: {'; '.join(terms.METRICS[m].title for m in metrics)}.")
-    return " ".join([*said, *found.study.differs_in[:1]])
+    return " ".join(said)
 
 
 def _alt(title: str, rows: list[Row], arms: list[str]) -> str:
@@ -125,7 +135,8 @@ def _data(rows: list[Row], arms: list[str]) -> list[dict]:
             "unit": claim.unit,
             "published_low": ends[0],
             "published_high": ends[1],
-            "spread": " to ".join(number(x) for x in claim.spread) if claim.spread else None,
+            "spread_low": claim.spread[0] if claim.spread else None,
+            "spread_high": claim.spread[1] if claim.spread else None,
             "n": claim.n,
             "ratio": _ratio(row, arms),
         }

@@ -138,7 +138,7 @@ def _caption(lines: list[Roof], points: list[Rate]) -> str:
     here, there = (sum(p.here is side for p in points) for side in (True, False))
     said = [f"n = {plural(here, 'rate')} measured here (means of a prompt), {there:,} published."]
     said += [f"{number(float(r.bandwidth.value))} GB/s: {r.bandwidth.source}." for r in lines]
-    said.append("A token cannot come faster than what it reads: points lie below their line.")
+    said.append("A token cannot come faster than what it reads: filled points lie below their line.")
     if any(p.speculative for p in points):
         said.append("With speculation the line bounds steps, and a step may yield several tokens: hollow.")
     if any(p.finding for p in points):

@@ -4,4 +4,5 @@ from llmrepro.charts.drawings import COLOURS
 
 HERE = {"color": COLOURS[0], "marker": "o"}
 PUBLISHED = {"color": COLOURS[1], "marker": "D"}
+ELSEWHERE = {"color": COLOURS[1], "marker": "s"}  # published, in other conditions than the recipe's
 COMPUTED = {"color": COLOURS[4], "marker": "X"}

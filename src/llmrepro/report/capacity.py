@@ -42,7 +42,10 @@ FORMULAS = (
 def sections(found: Findings) -> Iterator[Section]:
     """The section, where the model's layers or the bytes of a token are known."""
     rooms, rates = sizing.rooms(found), ceilings.rates(found)
+    none = ceilings.why_none(found)
     if not rooms and not rates:
+        if ceilings.speeds(found):
+            yield Section("capacity", "Capacity", "", tag("p", none, class_="quiet"))
         return
     differs = sizing.shape_differs(found)
     yield Section(
@@ -53,6 +56,7 @@ def sections(found: Findings) -> Iterator[Section]:
             [
                 tag("ul", *(tag("li", f"The {d}") for d in differs), class_="flags") if differs else None,
                 *(_room(room, several=len(rooms) > 1) for room in rooms),
+                tag("p", none, class_="quiet") if none else None,
                 _roofline(found, rates) if rates else None,
                 folded("How it is computed", facts("Formulas", FORMULAS)),
             ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from llmrepro import terms
-from llmrepro.claim import Comparison, Side
+from llmrepro.claim import Claim, Comparison, Side
 from llmrepro.contrast import side_names
 from llmrepro.markup import Html, folded, join, table, tag
 from llmrepro.notation import NOTHING, measured, plural, quantity
@@ -16,6 +16,8 @@ EVIDENCE = {
     "computed": "computed from what is published",
 }
 
+OUR_READING = "this kit's reading"  # what such a claim's locator says
+
 
 def claims(caption: str, comparisons: Iterable[Comparison], judged: Iterable[dict]) -> Html:
     """A row per comparison, and below the table, folded, each case of those that speak of every case."""
@@ -25,7 +27,7 @@ def claims(caption: str, comparisons: Iterable[Comparison], judged: Iterable[dic
         (
             join([c.title or c.id, tag("small", where(c))]),
             word(verdicts[c.id]["word"]),
-            join([verdicts[c.id]["published"], tag("small", f"{EVIDENCE[c.evidence]}: {c.locator}")]),
+            join([verdicts[c.id]["published"], ours(c), tag("small", f"{EVIDENCE[c.evidence]}: {c.locator}")]),
             _ratio(verdicts[c.id]["here"], verdicts[c.id]["low"], verdicts[c.id]["high"]),
             verdicts[c.id]["reason"],
         )
@@ -39,6 +41,11 @@ def claims(caption: str, comparisons: Iterable[Comparison], judged: Iterable[dic
         ids=[f"claim-{c.id}" for c in comparisons],
     )
     return join([shown, *(_cases(c, verdicts[c.id]) for c in comparisons if c.each_case)])
+
+
+def ours(claim: Claim | Comparison) -> Html | None:
+    """Beside a number that the publication did not print: this kit reads it from its words."""
+    return tag("small", "(threshold ours)") if OUR_READING in claim.locator else None
 
 
 def where(comparison: Comparison) -> str:

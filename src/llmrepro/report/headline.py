@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from llmrepro import intervals, terms, workloads
+from llmrepro import intervals, running_server, terms, workloads
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, tag
 from llmrepro.notation import measured, plural, seconds
@@ -157,6 +157,11 @@ def _threads(found: Findings, server: str) -> str:
     return f", {plural(count, 'thread')}" if isinstance(count, int) else ""
 
 
+def _of(found: Findings, row: dict) -> str:
+    """What served it: boots that this kit made, or a server that ran before it."""
+    return "a running server" if running_server.of(found.boots) else plural(row["boots"], "boot")
+
+
 def tiles(found: Findings) -> Html | None:
     """The figures that people look for, each with its interval; none where nothing was measured."""
     wanted = (
@@ -177,7 +182,7 @@ def tiles(found: Findings) -> Html | None:
                         join([label, f" · {server.id}" if several else ""]),
                         tag("strong", mean, tag("span", f" {row['unit']}")),
                         tag("small", f"{intervals.LEVEL:.0%} interval {interval}") if interval else None,
-                        tag("small", f"measured here, {plural(row['boots'], 'boot')}{_threads(found, server.id)}"),
+                        tag("small", f"measured here, {_of(found, row)}{_threads(found, server.id)}"),
                     )
                 )
     return tag("ul", *shown, class_="tiles") if shown else None

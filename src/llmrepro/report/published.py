@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from llmrepro import terms
+from llmrepro import quotations, terms
 from llmrepro.claim import Claim
 from llmrepro.contrast import form
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
-from llmrepro.notation import exact, published
+from llmrepro.notation import exact, number, published
 from llmrepro.report import comparisons
 from llmrepro.report.comparisons import EVIDENCE
 from llmrepro.report.words import value
@@ -32,10 +32,11 @@ def claims(found: Findings) -> Html:
             join(
                 [
                     value(published(claim.value, claim.unit), claim.value.published),
+                    comparisons.ours(claim),
                     tag("small", f"as printed: {claim.stated}") if claim.stated else None,
                 ]
             ),
-            _behind(claim, found.recipe.conditions.deciding),
+            _behind(claim, quotations.own_conditions(claim, found.recipe)),
             join([EVIDENCE[claim.evidence], tag("small", place)]),
         )
         for claim, place in zip(found.recipe.claims, where, strict=True)
@@ -48,7 +49,19 @@ def claims(found: Findings) -> Html:
         words=range(1, len(header)),
         ids=[f"claim-{c.id}" for c in found.recipe.claims],
     )
-    return join([shown, stands_for(folder)])
+    return join([_usual(found.recipe.conditions.deciding), shown, stands_for(folder)])
+
+
+def _usual(deciding: dict) -> Html | None:
+    """The line above the table: the conditions of every claim that states no others."""
+    told = ", ".join(_condition(name, at) for name, at in deciding.items() if at is not None)
+    return tag("p", f"All in these conditions unless said: {told}.", class_="quiet") if told else None
+
+
+def _condition(name: str, at: object) -> str:
+    """`enforced power limit 180 W`: the unit behind the number."""
+    what, _, unit = terms.CONDITIONS[name].removesuffix(")").partition(" (")
+    return f"{what} {number(at)} {unit}".rstrip()
 
 
 def across(found: Findings) -> Html:
@@ -57,7 +70,7 @@ def across(found: Findings) -> Html:
     rows = [
         (
             join([c.title or c.id, tag("small", comparisons.where(c))]),
-            form(c) + (", in every case" if c.each_case else ""),
+            join([form(c) + (", in every case" if c.each_case else ""), comparisons.ours(c)]),
             join([EVIDENCE[c.evidence], tag("small", place)]),
         )
         for c, place in zip(found.recipe.comparisons, where, strict=True)
@@ -86,13 +99,12 @@ def stands_for(folder: str) -> Html | None:
     return tag("p", "… is ", tag("code", folder), class_="quiet") if folder else None
 
 
-def _behind(claim: Claim, usual: dict) -> Html:
-    """How many samples, how far they spread, and in which conditions the claim is another than the recipe's."""
-    own = {name: told for name, told in claim.conditions.deciding.items() if usual.get(name, told) != told}
+def _behind(claim: Claim, own: dict) -> Html:
+    """How many samples, how far they spread, and in which conditions other than the recipe's."""
     return join(
         [
             f"n = {claim.n:,}" if claim.n else "",
             tag("small", f"{exact(claim.spread[0])} to {exact(claim.spread[1])}") if claim.spread else None,
-            *(tag("small", f"{terms.CONDITIONS[name]}: {told}") for name, told in own.items()),
+            *(tag("small", _condition(name, told)) for name, told in own.items()),
         ]
     )

@@ -9,7 +9,7 @@ from llmrepro.markup import Html, code, folded, join, table, tag
 from llmrepro.notation import NOTHING, exact, plural, published
 from llmrepro.quotations import Row
 from llmrepro.report import published as of_recipe
-from llmrepro.report.comparisons import EVIDENCE
+from llmrepro.report.comparisons import EVIDENCE, ours
 from llmrepro.report.sections import Section
 from llmrepro.study_findings import StudyFindings
 
@@ -31,7 +31,7 @@ def claims(found: StudyFindings) -> Html:
     rows = [
         (
             join([c.title or c.id, tag("small", terms.METRICS[c.metric].title)]),
-            _claimed(c),
+            join([_claimed(c), ours(c)]),
             _computed(c, found.quoted),
             join([EVIDENCE[c.evidence], tag("small", place)]),
         )

@@ -16,8 +16,9 @@ from llmrepro.report.values import COLUMNS
 from llmrepro.report.words import value, word
 
 MOST_ROWS, MOST_TILES = 3000, 6
+SPEED = receipt_results.PER_SUITE[0]
 SHOWN = (  # of each prompt
-    *("prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", receipt_results.PER_SUITE[0], "e2e_tps"),
+    *("prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", SPEED, "e2e_tps"),
     *("prefill_tps", "prefill_tps.published_2026_10"),
 )
 
@@ -37,7 +38,8 @@ def head(found: Imported) -> Html:
             "li",
             f"{suite}, decode",
             tag("strong", speeds, tag("span", " tok/s")),
-            tag("small", " / ".join(terms.STATISTICS[s] for s in pairing.of_suite(receipt_results.PER_SUITE[0]))),
+            tag("small", f"in this order: {' / '.join(terms.STATISTICS[s] for s in pairing.of_suite(SPEED))}"),
+            tag("small", f"each of the {terms.METRICS[SPEED].title}: ", tag("code", SPEED)),
             tag("small", NOT_HERE),
         )
         for suite, speeds in imported.summary(found)[:MOST_TILES]
@@ -46,7 +48,9 @@ def head(found: Imported) -> Html:
         [
             tag("p", join(["llmrepro report · ", tag("strong", LABEL), " · ", told["file"]]), class_="from quiet"),
             tag("h1", found.title),
-            tag("p", found.recipe.question, class_="question") if found.recipe else None,
+            tag("p", f"Held beside: {found.recipe.title} ({found.recipe.id})", class_="question")
+            if found.recipe
+            else None,
             headline.box(
                 {"outcome": LABEL},
                 {v["word"] for v in judged},

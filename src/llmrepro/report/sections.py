@@ -19,6 +19,11 @@ LABELS = {
     "steal_share": "share of the CPU's time taken by the hypervisor",
 }
 
+WIDER = (
+    "The interval of a verdict is not that of the mean under [Measured here](#values): it also counts how far "
+    "starts lie apart, and is the wider for it."
+)
+
 
 class Section(NamedTuple):
     """A part of the page. `text` is the kit's own Markdown and holds no value; every value is in `body`."""
@@ -40,7 +45,8 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
             "Claims",
             published.TEXT
             if found.published_only
-            else "What was published, what was found here, and whether the two agree.",
+            else "What was published, what was found here, and whether the two agree."
+            + (f" {WIDER}" if any(v["noise"] for v in found.result["verdicts"]) else ""),
             join(
                 [
                     (published.claims if found.published_only else _claims)(found)
@@ -113,6 +119,7 @@ def _claims(found: Findings) -> Html:
             join(
                 [
                     value(as_published(claim.value, claim.unit), claim.value.published),
+                    comparisons.ours(claim),
                     tag("small", f"{EVIDENCE[claim.evidence]}: {claim.locator}"),
                 ]
             ),
