@@ -29,7 +29,7 @@ from llmrepro.model import PATTERN, Conversion, Model, Preparation, Weights
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
 from llmrepro.parts import GitFile
-from llmrepro.recipe import Recipe, Server
+from llmrepro.recipe import Recipe, Server, prompts
 
 WIDTH = 100  # beyond it a command is continued on the next line, before an option or a long word
 LONG = 40
@@ -214,8 +214,7 @@ def _address(file: GitFile) -> str:
 
 
 def _prompts(recipe: Recipe) -> Iterator[Step]:
-    asked = [p for w in recipe.workloads for p in (*w.prompts, w.warmup, *([w.text] if w.text else []))]
-    pieces = [piece for p in asked if p.source for piece in p.source.pieces]
+    pieces = [piece for p in prompts(recipe) if p.source for piece in p.source.pieces]
     for address in dict.fromkeys(map(_address, pieces)):
         yield Step(
             "prompts", "the publication's own; where it cannot be had a text of ours is asked", text=address

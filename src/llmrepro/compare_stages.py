@@ -76,7 +76,7 @@ def machine(compared: StudyRun) -> None:
         if compared.parameters.runs:
             return
         known = compared.path / "machine.json"
-        earlier = run_folder.read_json(known) if known.exists() else {}
+        earlier = run_folder.read_json_if_there(known)
         facts = machine_.describe(machine_.cache_dir())
         rows, on_cpu = [], False
         for arm, run in compared.arms.items():

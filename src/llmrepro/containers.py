@@ -335,6 +335,15 @@ def models(weights: Path, target: str = MODELS) -> tuple[list[Mount], str]:
     return [Mount(f.resolve(), f"{target}/{f.relative_to(weights)}") for f in files], target
 
 
+def checkpoints(weights: Path, draft: Path | None) -> tuple[list[Mount], str, Path | None]:
+    """What of the weights and of a draft model is mounted, and their paths inside; see models."""
+    mounts, model = models(weights)
+    if draft is None:
+        return mounts, model, None
+    more, inside = models(draft, DRAFT)
+    return mounts + more, model, Path(inside)
+
+
 def _parts(weights: Path) -> list[Path]:
     """The files that belong to a part of a split GGUF, `name-00001-of-00003.gguf`."""
     split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", weights.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmrepro import engines, prompts, running_server
 from llmrepro.recipe import Recipe
 from llmrepro.run import boots, load_recipe
-from llmrepro.run_folder import read_json
+from llmrepro.run_folder import read_json_if_there
 
 SETTINGS = ("kv_dtype", "context_tokens", "threads")  # which a server tells of itself, each its own
 GPU = {
@@ -34,7 +34,7 @@ class Facts:
 def read(path: Path) -> Facts:
     """The facts of a run folder; of one that measured nothing those of its machine. Raises RunError."""
     recipe, started = load_recipe(path), boots(path)
-    machine = _if_there(path / "machine.json")
+    machine = read_json_if_there(path / "machine.json")
     own = {
         server.id: _of_server(
             recipe, server.args, [b for b in started.values() if b["server"] == server.id], machine
@@ -54,17 +54,13 @@ def read(path: Path) -> Facts:
                 if running_server.of(started)
                 else _of_engine(path, recipe, bool(started), machine)
             ),
-            **_of_weights(_if_there(path / "weights.json"), recipe),
+            **_of_weights(read_json_if_there(path / "weights.json"), recipe),
             **_noted(path, started, machine),
             "prompts": asked,
-            "weights": _if_there(path / "weights.json"),
+            "weights": read_json_if_there(path / "weights.json"),
         },
         own,
     )
-
-
-def _if_there(path: Path) -> dict:
-    return read_json(path) if path.exists() else {}
 
 
 def _of_machine(machine: dict) -> dict:
@@ -137,7 +133,7 @@ def _of_weights(weights: dict, recipe: Recipe) -> dict:
 
 
 def _noted(path: Path, started: dict[int, dict], machine: dict) -> dict:
-    made = _if_there(path / "environment.json")
+    made = read_json_if_there(path / "environment.json")
     adapted = sorted({a for b in started.values() for a in b.get("adaptations", [])})
     steal = [b["machine"]["steal_share"] for b in started.values() if b.get("machine", {}).get("steal_share")]
     return {

@@ -23,7 +23,7 @@ from llmrepro.pairing import Measured
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
 from llmrepro.run import boots, load_recipe
-from llmrepro.run_folder import read_json, read_lines, sha256_of, status
+from llmrepro.run_folder import read_json, read_json_if_there, read_lines, sha256_of, status
 from llmrepro.verdict import Around
 
 INPUTS = (
@@ -49,7 +49,7 @@ def compute(path: Path) -> dict:
     found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, seen.shared, seen.servers)
     found += _settings(recipe, started)
     asked = [r for r in records if not r.warmup]
-    machine = read_json(path / "machine.json") if (path / "machine.json").exists() else {}
+    machine = read_json_if_there(path / "machine.json")
     above = ceilings.above(
         Findings(recipe, Parameters(), {}, machine, started, written, {"metrics": told}, {}, "", _weights(path))
     )

@@ -155,6 +155,11 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is broken: {error}; restore it, or run again") from None
 
 
+def read_json_if_there(path: Path) -> dict:
+    """As read_json, and {} for a file that no stage has written yet."""
+    return read_json(path) if path.exists() else {}
+
+
 def read_lines(path: Path) -> list[dict]:
     """The JSON lines of records.jsonl. Only a torn last line is forgiven: a kill leaves nothing else.
 

@@ -85,7 +85,7 @@ def machine(run: Run) -> None:
     """What this machine is, and what the recipe needs that it lacks."""
     with run.stage("machine"):
         known = run.path / "machine.json"
-        earlier = run_folder.read_json(known) if known.exists() else {}
+        earlier = run_folder.read_json_if_there(known)
         facts = machine_.describe(machine_.cache_dir())
         url = run.parameters.server_url
         if url is not None and not running_server.is_here(url):

@@ -10,7 +10,7 @@ from llmrepro.comparison import StudyParameters
 from llmrepro.findings import Findings
 from llmrepro.quotations import Row
 from llmrepro.recipe import Recipe, Server
-from llmrepro.run_folder import read_json, status
+from llmrepro.run_folder import read_json, read_json_if_there, status
 from llmrepro.study import Study
 from llmrepro.workload import Workload
 
@@ -51,12 +51,11 @@ def read(path: Path) -> StudyFindings:
     """Everything of a study's run folder. Raises RunError naming the file that is missing or broken."""
     given = read_json(path / "parameters.json")
     known = {n: v for n, v in given.items() if n in StudyParameters.model_fields}
-    machine = path / "machine.json"
     return StudyFindings(
         study=comparison.load_study(path),
         parameters=StudyParameters.model_validate(known),
         status=status(path, page=False),
-        machine=read_json(machine) if machine.exists() else {},
+        machine=read_json_if_there(path / "machine.json"),
         arms={arm: findings.read(folder) for arm, folder in comparison.arm_folders(path).items()},
         result=study_results.compute(path),
     )

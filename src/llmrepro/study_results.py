@@ -9,7 +9,7 @@ from llmrepro.claim import Side
 from llmrepro.differences import Setup
 from llmrepro.notation import plural
 from llmrepro.pairing import Measured, NoPairs
-from llmrepro.run_folder import read_json, sha256_of, status
+from llmrepro.run_folder import read_json_if_there, sha256_of, status
 from llmrepro.study import Arm, Study, of_arm
 from llmrepro.workload import Workload
 
@@ -57,8 +57,7 @@ class _Arm:
         boots = {n: b for n, b in whole.boots.items() if b["server"] in self.servers}
         records = [r for r in whole.records if r.server in self.servers]
         self.measured = Measured(recipe, boots, records, arm.id, self._absent(bool(records)) or whole.absent)
-        machine = path / "machine.json"
-        facts = read_json(machine) if machine.exists() else {}
+        facts = read_json_if_there(path / "machine.json")
         self.setup = Setup(recipe, list(boots.values()), facts)
         self.asked_at = {n: min(r.started_at for r in records if r.boot == n) for n in {r.boot for r in records}}
 

@@ -103,10 +103,7 @@ def _in_container(
     api_key: str,
     threads: int,
 ) -> Launch:
-    mounts, model = containers.models(weights)
-    if draft is not None:
-        more, inside = containers.models(draft, containers.DRAFT)
-        mounts, draft = mounts + more, Path(inside)
+    mounts, model, draft = containers.checkpoints(weights, draft)
     args, adaptations = filled(server.args, threads, draft), []
     if "--slot-save-path" in args:  # the kit's own: a recipe may not set it
         at = args.index("--slot-save-path") + 1

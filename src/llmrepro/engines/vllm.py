@@ -73,10 +73,7 @@ def _in_container(
     api_key: str,
     threads: int,
 ) -> Launch:
-    mounts, model = containers.models(weights)
-    if draft is not None:
-        more, inside = containers.models(draft, containers.DRAFT)
-        mounts, draft = mounts + more, Path(inside)
+    mounts, model, draft = containers.checkpoints(weights, draft)
     variables = {**dict(zip(server.env, filled(server.env.values(), threads, draft), strict=True)), **QUIET}
     start = containers.start(
         environment,
