@@ -57,6 +57,7 @@ class Question:
     repeat: int = 0
     warmup: bool = False
     prompt_sha256: str = ""
+    stream_number: int = 0
 
 
 class Record(pydantic.BaseModel):
@@ -71,6 +72,7 @@ class Record(pydantic.BaseModel):
     repeat: int
     warmup: bool
     prompt_sha256: str
+    stream_number: int = pydantic.Field(0, description="which of the requests that were sent at once")
     endpoint: str
     request: dict[str, Any] = pydantic.Field(description="the body as sent, without messages and prompt")
     started_at: str = pydantic.Field(description="UTC, ISO 8601")
@@ -102,6 +104,10 @@ class Record(pydantic.BaseModel):
     engine_log: dict[str, Any] | None = pydantic.Field(
         None, description="what the engine logged of its prompt cache during the request"
     )
+    memory: dict[str, float] | None = pydantic.Field(
+        None, description="in GiB, right after the answer: server, server_peak, device, as far as they can be seen"
+    )
+    xids: list[int] = pydantic.Field([], description="errors that the GPU's driver reported meanwhile")
     text_sha256: str = ""
 
 
@@ -366,6 +372,7 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
         repeat=question.repeat,
         warmup=question.warmup,
         prompt_sha256=question.prompt_sha256,
+        stream_number=question.stream_number,
         endpoint=question.endpoint,
         started_at=started_at,
         t_send_ns=transfer.t_send_ns,

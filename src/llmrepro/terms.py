@@ -10,7 +10,7 @@ Word = Literal["reproduced", "not_reproduced", "inconclusive", "not_comparable",
 Mode = Literal["auto", "live", "published"]
 Profile = Literal["quick", "full"]
 Evidence = Literal["measured", "community", "stated", "computed"]
-WorkloadKind = Literal["chat", "prefill", "prefix", "restart"]
+WorkloadKind = Literal["chat", "prefill", "prefix", "restart", "ladder", "concurrency"]
 Status = Literal[
     "ok",
     "early_stop",
@@ -79,6 +79,10 @@ METRICS = {
     "prefill_tps.slope": Metric(
         "prefill speed from the slope of TTFT over lengths", "tok/s", "higher", "workload"
     ),
+    "verified_tokens": Metric("longest prompt that was answered in every round", "tok", "higher", "workload"),
+    "failed_tokens": Metric("shortest prompt that failed", "tok", "higher", "workload"),
+    "throughput_tps": Metric("output tokens per second of all streams together", "tok/s", "higher", "request"),
+    "memory.server_peak_gib": Metric("memory of the server's processes, peak", "GiB", "lower", "request"),
     "prefix_hit_rate": Metric("share of prompt tokens from the prefix cache", "", None, "workload"),
     "f_keep": Metric("share of the slot's earlier prompt that was kept", "", None, "request"),
     "log_window.prompt_tps": Metric(

@@ -65,7 +65,20 @@ class Workload(Part):
     profiles: list[terms.Profile] = ["quick", "full"]
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
     prompts: list[Prompt] = []
-    lengths: list[Annotated[int, Field(ge=8, le=10**9)]] = Field([], description="Prompt tokens, for `prefill`.")
+    lengths: list[Annotated[int, Field(ge=8, le=10**9)]] = Field(
+        [], description="Prompt tokens, for `prefill` and `ladder`."
+    )
+    up_to: int | None = Field(
+        None, ge=128, le=10**9, description="For `ladder` in place of `lengths`: doubled from 128 up to this."
+    )
+    streams: list[Annotated[int, Field(ge=1, le=256)]] = Field(
+        [], description="For `concurrency`: how many requests are sent at once, a case each."
+    )
+    risky: bool = Field(
+        False,
+        description="For `chat` whose prompts rise in length: it may kill the engine, so it is asked as a ladder "
+        "is: last, and no further than the first prompt that fails.",
+    )
     text: Prompt | None = Field(
         None, description="What long prompts are cut from; for `prefix` and `restart`, their heads."
     )
@@ -92,6 +105,14 @@ class Workload(Part):
             raise ValueError("a chat workload needs `prompts`")
         if self.kind == "prefill" and (not self.lengths or self.text is None):
             raise ValueError("a prefill workload needs `lengths` and `text`")
+        if self.kind == "ladder" and (bool(self.lengths) == (self.up_to is not None) or self.text is None):
+            raise ValueError("a ladder needs `text`, and either `lengths` or `up_to`")
+        if self.kind == "ladder" and sorted(set(self.lengths)) != self.lengths:
+            raise ValueError(f"the lengths of a ladder rise from rung to rung, found {self.lengths}; sort them")
+        if self.kind == "concurrency" and (not self.prompts or not self.streams):
+            raise ValueError("a concurrency workload needs `prompts` and `streams`")
+        if len(set(self.streams)) < len(self.streams):
+            raise ValueError(f"a number of `streams` stands twice in {self.streams}; leave one out")
         if self.kind in CASES:
             tails = TAILS[self.kind]
             if self.text is None or self.head_tokens is None or len(self.prompts) < tails:
@@ -105,6 +126,9 @@ class Workload(Part):
                 raise ValueError(f"the cases of a {self.kind} workload follow one another; it needs `rounds`")
         if (self.fill and self.kind != "prefix") or (self.restore and self.kind != "restart"):
             raise ValueError("`fill` belongs to a prefix workload, `restore` to a restart workload; leave it out")
+        for name, kinds in (("up_to", {"ladder"}), ("streams", {"concurrency"}), ("risky", {"chat"})):
+            if getattr(self, name) and self.kind not in kinds:
+                raise ValueError(f"`{name}` belongs to a {' or '.join(kinds)} workload; leave it out")
         if self.salted and self.kind != "chat":
             raise ValueError("`salted` belongs to a chat workload: the heads of the others are salted always")
         if self.sampling.seeds and len(self.sampling.seeds) < self.repeats:
@@ -122,4 +146,16 @@ class Workload(Part):
         if self.kind in CASES:
             left_out = {*(() if self.fill else AFTER_FILL), *(() if self.restore else ("restored",))}
             return [c for c in CASES[self.kind] if c not in left_out]
-        return [p.id for p in self.prompts] if self.kind == "chat" else [str(n) for n in self.lengths]
+        if self.kind == "chat":
+            return [p.id for p in self.prompts]
+        return [str(n) for n in self.streams or self.lengths or _doubled(self.up_to)]
+
+    @property
+    def rises(self) -> bool:
+        """Whether its cases rise in length until one fails, and may kill the engine."""
+        return self.kind == "ladder" or self.risky
+
+
+def _doubled(up_to: int) -> list[int]:
+    """128, 256, 512 … and `up_to` last."""
+    return [128 * 2**n for n in range(64) if 128 * 2**n < up_to] + [up_to]
