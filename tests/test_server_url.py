@@ -20,6 +20,7 @@ from llmrepro import (
     catalog,
     engines,
     facts,
+    jobs,
     machine,
     parameters,
     results,
@@ -84,11 +85,9 @@ def test_what_does_not_go_together_is_refused_before_a_folder_is_made(tmp_path, 
 
 def test_one_server_of_the_recipe_is_meant_and_it_is_there_once(tmp_path):
     run = create(tmp_path, overrides={"servers.default.boots": 3})
-    plan = workloads.plan(run.recipe, run.parameters)
+    plan = jobs.plan(run.recipe, run.parameters)
     assert {j.server for j in plan} == {"default"} and {j.replicate for j in plan} == {0}
-    assert {j.server for j in workloads.plan(create(tmp_path, servers=["mmap"]).recipe, run.parameters)} == {
-        "default"
-    }
+    assert {j.server for j in jobs.plan(create(tmp_path, servers=["mmap"]).recipe, run.parameters)} == {"default"}
     run.close()
 
 
@@ -387,7 +386,7 @@ def test_its_death_is_recorded_and_it_is_not_started_again_and_a_resumed_run_is_
     run.append = append
     with llama(prepared, port):
         workloads.measure(run, None, None)
-    assert workloads.missing(run) == []
+    assert jobs.missing(run) == []
     assert [(n, b["replicate"]) for n, b in runs.boots(run.path).items()] == [(1, 0), (2, 0)]
     speeds = [r for r in results.compute(run.path)["metrics"] if r["metric"] == "ttft_s" and r["case"] is None]
     assert {r["boots"] for r in speeds} == {1}, "a sitting that went on is no replication"
@@ -398,7 +397,7 @@ def test_its_death_is_recorded_and_it_is_not_started_again_and_a_resumed_run_is_
 def test_cases_that_need_a_start_are_skipped_with_the_reason(tmp_path, prepared, port):
     with llama(prepared, port, context="8192"):
         run = create(tmp_path, f"http://127.0.0.1:{port}", servers=["mmap"], profile="full", repeats=1)
-        plan = workloads.plan(run.recipe, run.parameters)
+        plan = jobs.plan(run.recipe, run.parameters)
         kinds = {w.id: w.kind for w in run.recipe.workloads}
         assert {kinds[j.workload] for j in plan} == {"restart"}
         workloads.measure(run, None, None)

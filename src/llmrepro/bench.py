@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,6 +110,7 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
         running.answered = watch.look
         # a container's server is no child of the command that was started
         pid = running.pid if cidfile[-1] is None else containers.main_pid(cidfile[-1])
+        running.main_pid = pid
         if one.numa_node is not None:
             told["cpus_allowed"] = numa.allowed(pid)
         if cidfile[-1] is not None:
@@ -238,6 +240,28 @@ def ask_one(running: server.Boot | running_server.Running, asked: Question, time
     if isinstance(running, running_server.Running):  # the key is somebody's own, and not of one boot
         return running.without_key(record)
     return record
+
+
+def ask_together(
+    running: server.Boot | running_server.Running, asked: list[Question], timeout_s: float = 600
+) -> list[Record]:
+    """The answers to requests that are sent at once, in their order. An interrupt leaves them unfinished."""
+    answers: list[Record | None] = [None] * len(asked)
+    start = threading.Barrier(len(asked))
+
+    def one(place: int) -> None:
+        start.wait()
+        answers[place] = ask_one(running, asked[place], timeout_s)
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(0.2)
+    if None in answers:
+        raise RuntimeError("a request could not be asked; see the traceback above")
+    return answers
 
 
 def call(running: server.Boot | running_server.Running, path: str, body: dict | None = None) -> Any:

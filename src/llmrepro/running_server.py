@@ -56,6 +56,12 @@ class Running:
             said["text_sha256"] = hashlib.sha256(said["text"].encode()).hexdigest()
         return record.model_copy(update=said)
 
+    main_pid = None  # its process is not known
+
+    def ran_out_of_memory(self) -> bool:
+        """False: neither its log nor its end is seen."""
+        return False
+
     def ended(self) -> str | None:
         """None: its process cannot be seen. Whether it lives is asked of it, by a generation."""
         return None
