@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 import pytest
 import requests
+from dripping import dripping
 from folders import boot, fill, record, soup, text
 
 from llmrepro import (
     bench,
     catalog,
     engines,
+    exchange,
     facts,
     jobs,
     machine,
@@ -496,32 +498,6 @@ def test_what_no_run_folder_can_hold_is_not_observed():
         assert bench.call(running, "/v1/models") is None
 
 
-@contextlib.contextmanager
-def dripping(head: bytes, drop: bytes):
-    """A server that answers `head`, then `drop` ten times a second and never ends."""
-    over = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            with contextlib.suppress(OSError):
-                self.wfile.write(head)
-                while not over.wait(0.1):
-                    self.wfile.write(drop)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        over.set()
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize(
     "head",
     [
@@ -531,7 +507,7 @@ def dripping(head: bytes, drop: bytes):
     ids=["body", "headers"],
 )
 def test_an_answer_that_drips_is_waited_for_only_so_long(monkeypatch, head):
-    monkeypatch.setattr(running_server, "WHOLE_S", 0.5)
+    monkeypatch.setattr(exchange, "WHOLE_S", 0.5)
     running = running_server.Running(1, "", None, None)
     with dripping(head, b" ") as running.url:
         with pytest.raises(RunError, match="/v1/models did not end its answer within 0.5 s; it must be a server"):
@@ -540,7 +516,7 @@ def test_an_answer_that_drips_is_waited_for_only_so_long(monkeypatch, head):
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(running_server, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(exchange, "MOST_BYTES", 1 << 20)
     running = running_server.Running(1, "", None, None)
     with listing(body=b" " * (2 << 20)) as (running.url, _):
         with pytest.raises(RunError, match="/v1/models answers with more than 1 MiB"):

@@ -13,6 +13,7 @@ from typing import Any
 from llmrepro import (
     containers,
     engines,
+    exchange,
     fixes,
     machine,
     numa,
@@ -22,7 +23,7 @@ from llmrepro import (
     running_server,
     server,
 )
-from llmrepro.client import TRANSPORT_ERRORS, Question, Record, ask
+from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
@@ -266,8 +267,4 @@ def ask_together(
 
 def call(running: server.Boot | running_server.Running, path: str, body: dict | None = None) -> Any:
     """A plain request to the server's API: parsed JSON, or the text that is none; None without a good answer."""
-    try:
-        answer = running_server.fetch(running.url + path, running.api_key, body)
-        return answer.read(running.api_key) if answer.status < 400 else None
-    except (*TRANSPORT_ERRORS, RecursionError):
-        return None
+    return exchange.asked(running.url + path, running.api_key, body)
