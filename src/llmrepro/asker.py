@@ -18,6 +18,10 @@ ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and s
 PROBE_S = 60.0  # for a server that lives to generate four tokens
 
 
+class Uncounted(MeasureFailure):
+    """The server did not count the tokens of a prompt."""
+
+
 class Asker:
     """Asks one live server. `opener` is the job that this boot was made for, `killer` the one it died in,
     `over` whether no more is asked of it."""
@@ -133,9 +137,9 @@ class Asker:
         self.bench.run.append(*records)
         return True
 
-    def _cause(self) -> str:
-        """Of what the server died, as a status."""
-        return "oom" if self.boot.ran_out_of_memory() else "engine_died"
+    def _cause(self, otherwise: str = "engine_died") -> str:
+        """Of what the server died, as a status, or why it does not do what it did."""
+        return "oom" if self.boot.ran_out_of_memory() else otherwise
 
     def _ask(self, workload: Workload, job: Job, step: Step, warmup: bool) -> Record:
         try:
@@ -149,10 +153,14 @@ class Asker:
                 self.boot,
                 benches.question(self.bench, workload, text, server=self.one.id, boot=self.boot.number, **labels),
             )
-        except MeasureFailure as failure:  # its prompt could not be cut, since nobody counted its tokens
-            if self._died() is None:
+        except Uncounted as failure:
+            if self._died() is None and not workload.rises:
                 raise
-            return self._unanswered(job, workload, "engine_died", str(failure))
+            return self._unanswered(job, workload, self._cause("http_error"), str(failure))
+        except MeasureFailure as failure:  # no prompt of this length can be cut
+            if not workload.rises:
+                raise
+            return self._unanswered(job, workload, "skipped", str(failure))
         told = {"engine_log": self._logged(workload, log_bytes)}
         if workload.kind == "ladder":
             if not hasattr(self.bench.engine, "tokenize"):
@@ -250,8 +258,8 @@ class Asker:
         path, body = self.bench.engine.tokenize(text)
         answer = benches.call(self.boot, path, body)
         if not isinstance(answer, dict) or "tokens" not in answer:
-            raise MeasureFailure(
-                f"{path} of the server did not count the tokens of a prompt; its log {self.boot.log} may say why"
+            raise Uncounted(
+                f"{path} of the server did not count the tokens of a prompt; its log, boots/{self.boot.log.name}, may say why"
             )
         return len(answer["tokens"])
 

@@ -6,13 +6,9 @@ from pathlib import Path
 import psutil
 
 from llmrepro import gpus
+from llmrepro.stream import MEMORY
 
 GIB = 2**30
-OUT = re.compile(
-    r"out of memory|outofmemory|cannot allocate memory|bad_alloc|MemoryError|(failed|unable) to allocate"
-    r"|cudaErrorMemoryAllocation",
-    re.IGNORECASE,
-)
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -35,7 +31,7 @@ def of(pid: int | None) -> dict[str, float]:
 def ran_out(log_tail: list[str], killed: bool, kills_before: int | None) -> bool:
     """Whether a server that died did so for want of memory: it says so in its last lines, or it was `killed` while
     the system's own count of such kills rose."""
-    if any(OUT.search(line) for line in log_tail):
+    if any(MEMORY.search(line) for line in log_tail):
         return True
     now = kills()
     return killed and None not in (now, kills_before) and now > kills_before

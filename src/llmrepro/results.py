@@ -58,7 +58,7 @@ def compute(path: Path) -> dict:
         "recipe": recipe.id,
         "metrics": told,
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
-        "flags": flags.of(asked, told)
+        "flags": flags.of(asked, told, {w.id for w in recipe.workloads if w.kind == "chat"})
         + cache_use.flags(started, written)
         + running_server.flags(started)
         + flags.without_boot(written, started)
