@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrepro import bench as benches
-from llmrepro import engines, prompts, protocols, running_server, server
+from llmrepro import engines, guard, prompts, protocols, running_server, server
 from llmrepro.bench import Bench
 from llmrepro.client import Record
 from llmrepro.parameters import Parameters
@@ -172,6 +172,7 @@ class _Asker:
         self, bench: Bench, boot: server.Boot | running_server.Running, one: Server, told: dict, opener: Job | None
     ):
         self.bench, self.boot, self.one, self.told, self.opener = bench, boot, one, told, opener
+        self.guard = guard.Listener(boot.guard_file)
         self.killer: Job | None = None
         self.over = False
         self.asked: set[tuple[str, int, str]] = set()  # (workload, round, step) that this boot was asked
@@ -224,7 +225,7 @@ class _Asker:
                 self.killer, self.over = job, True
             elif step.slot == "save":
                 self._slot(job, "save")
-            self.bench.run.append(record)
+            self.bench.run.append(record.model_copy(update={"xids": self.guard.hear(workload)}))
             self.asked.add((workload.id, job.repeat, step.case))
             if died is not None:
                 if record.warmup:  # the case could not be asked, and after enough of that it is given up
