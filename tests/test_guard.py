@@ -13,6 +13,7 @@ from test_telemetry import rows, told
 
 from llmrepro import catalog, guard, limits, parameters, run_folder, stages, telemetry, workloads
 from llmrepro import run as runs
+from llmrepro.comparison import ArmFailure
 from llmrepro.guard import GuardStop, Listener
 from llmrepro.limits import FATAL_XIDS, Limits
 
@@ -156,6 +157,12 @@ def test_a_stage_that_the_guard_ends_is_stopped_and_says_why_and_how_to_go_on(tm
     assert (status["outcome"], status["stage"], status["stopped_by"]) == ("stopped", "measure", "guard")
     assert status["reason"] == "GPU 0 was at 84 °C, and the recipe allows 80"
     assert status["next_step"].startswith("let it cool down; then go on with `llmrepro run --resume ")
+
+
+def test_a_study_is_stopped_by_the_guard_when_nothing_else_ended_an_arm():
+    stop, failure = GuardStop("It was hot", "let it cool"), RuntimeError("The server died.")
+    assert (ArmFailure({"a": stop}).stopped_by, ArmFailure({"a": stop}).next_step) == ("guard", "let it cool")
+    assert ArmFailure({"a": stop, "b": failure}).stopped_by is None
 
 
 def test_the_report_of_a_stopped_run_still_says_who_stopped_it(tmp_path):
