@@ -4,6 +4,7 @@ Of the run folder it reads what to play: a file `hot` makes the GPU 84 °C warm,
 error that it has.
 """
 
+import os
 import sys
 import threading
 import time
@@ -34,4 +35,4 @@ if __name__ == "__main__":
     telemetry.PERIOD_S = 0.05
     library = Library(Plain, [Card()])
     threading.Thread(target=play, args=(Path(sys.argv[1]), library), daemon=True).start()
-    sys.exit(telemetry.main(sys.argv[1:]))
+    os._exit(telemetry.main(sys.argv[1:]))

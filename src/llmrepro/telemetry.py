@@ -56,7 +56,7 @@ class Sampler:
         self.host = Host(folder)
         if self.pid_file is None:  # the server and its orphans are what the supervisor has below it beside this
             self.host.server = Tree(parent, but=os.getpid())
-        there, why = _visible(held) if asked.gpus else ([], "")
+        there, why = _visible() if asked.gpus else ([], "")
         self.cards = there[: asked.gpus]  # an engine takes the first there are
         self.limits = _limits(asked, folder)
         self.stop = limits.fewer(len(there), self.limits, why)
@@ -128,10 +128,13 @@ def _appended(path: Path, held: ExitStack) -> BinaryIO:
     return held.enter_context(path.open("a+b", buffering=0))
 
 
-def _visible(held: ExitStack) -> tuple[list[gpus.Gpu], str]:
-    """The GPUs that CUDA would show, with NVML held open; without any why, where that is known."""
+def _visible() -> tuple[list[gpus.Gpu], str]:
+    """The GPUs that CUDA would show, with NVML opened; without any why, where that is known.
+
+    NVML is not shut down: a thread waits inside it, and a crash there would take the exit code away.
+    """
     try:
-        held.enter_context(gpus.opened())
+        pynvml.nvmlInit()
         return list(gpus.visible()), ""
     except pynvml.NVMLError as error:
         return [], gpus.why(error)
@@ -180,4 +183,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # for the same reason not through NVML's own clean-up
