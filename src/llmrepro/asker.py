@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from llmrepro import bench as benches
-from llmrepro import engines, jobs, memory_use, prompts, protocols, running_server, server
+from llmrepro import engines, guard, jobs, memory_use, prompts, protocols, running_server, server
 from llmrepro.bench import Bench
 from llmrepro.client import Record
 from llmrepro.jobs import Job
@@ -15,6 +15,7 @@ from llmrepro.run_folder import now
 from llmrepro.workload import CASES, Workload
 
 ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and said something definite
+XIDS_LATE_S = 1.5  # what a rung died of may be told after its server is gone
 PROBE_S = 60.0  # for a server that lives to generate four tokens
 
 
@@ -30,6 +31,7 @@ class Asker:
         self, bench: Bench, boot: server.Boot | running_server.Running, one: Server, told: dict, opener: Job | None
     ):
         self.bench, self.boot, self.one, self.told, self.opener = bench, boot, one, told, opener
+        self.guard = guard.Listener(boot.guard_file)
         self.killer: Job | None = None
         self.over = False
         self.asked: set[tuple[str, int, str]] = set()  # (workload, round, step) that this boot was asked
@@ -96,6 +98,7 @@ class Asker:
                 self.killer, self.over = job, True
             elif step.slot == "save":
                 self._slot(job, "save")
+            record = record.model_copy(update={"xids": self._xids(workload, record)})
             self.bench.run.append(record)
             self.asked.add((workload.id, job.repeat, step.case))
             if died is not None:
@@ -134,8 +137,16 @@ class Asker:
                 for r in records
             ]
             self.killer, self.over = job, True
+        self._xids(workload, *records)
         self.bench.run.append(*records)
         return True
+
+    def _xids(self, workload: Workload, *records: Record) -> list[int]:
+        """What the GPU's driver reported since the last request, by number. Raises GuardStop when the run must not
+        go on: then these requests are not recorded."""
+        if workload.rises and self.bench.recipe.needs.gpu_count and any(r.status != "ok" for r in records):
+            time.sleep(XIDS_LATE_S)
+        return self.guard.hear(workload)
 
     def _cause(self, otherwise: str = "engine_died") -> str:
         """Of what the server died, as a status, or why it does not do what it did."""
