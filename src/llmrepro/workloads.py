@@ -200,9 +200,9 @@ class _Asker:
             self.told.setdefault("counters", {})[workload.id] = {"before": before, "after": after}
 
     def _counters(self, workload: Workload) -> dict:
-        """What the engine counts of its prompt cache; {} where it does not, or nobody asks."""
+        """What the engine counts of its prompt cache and of its drafts; {} where it does not."""
         counters = getattr(self.bench.engine, "counters", None)
-        return counters(self._get) or {} if counters and workload.kind == "prefix" else {}
+        return counters(self._get) or {} if counters else {}
 
     def _get(self, path: str):
         return benches.call(self.boot, path)
