@@ -2,7 +2,7 @@
 
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
-from llmrepro.notation import NOTHING, beside, number, plural
+from llmrepro.notation import NOTHING, number, plural
 
 TITLE = "With and without speculation"
 TEXT = (
@@ -35,12 +35,11 @@ def _table(title: str, told: dict) -> Html:
 
 
 def _row(case: dict) -> tuple:
-    speeds = [case["without_tps"], case["with_tps"]]
-    shown = [number(v) for v in speeds] if None in speeds else beside(speeds)
     accepted = case["acceptance"]
     return (
         tag("span", case["case"], class_="whole"),
-        *shown,
+        number(case["without_tps"]),
+        number(case["with_tps"]),
         _digits(case["ratio"]),
         NOTHING if accepted is None else f"{accepted:.1%}",
         _digits(case["acceptance_length"]),
