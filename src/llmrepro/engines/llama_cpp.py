@@ -266,7 +266,9 @@ def settings(args: list[str], effective: dict) -> list[tuple]:
         if flag in given and effective.get(name) is not None
     ]
     told = effective.get("speculation")
-    return found if told is None else [*found, ("speculation", _kinds(speculation(args)), _kinds(told))]
+    if told is None or "--spec-type" not in args:
+        return found
+    return [*found, ("speculation", _kinds(speculation(args)), _kinds(told))]
 
 
 def _kinds(speculation: str) -> str:
