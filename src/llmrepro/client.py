@@ -3,7 +3,6 @@
 import functools
 import gc
 import hashlib
-import http.client
 import io
 import json
 import socket
@@ -21,6 +20,7 @@ import requests
 import urllib3
 
 from llmrepro import stream
+from llmrepro.exchange import TRANSPORT_ERRORS
 from llmrepro.stream import DONE, Event, Reader, storable
 from llmrepro.terms import Status
 
@@ -33,14 +33,6 @@ HEAD_BYTES = 65536
 MOST_BYTES, MOST_EVENTS = 256 << 20, 500_000
 # How long a dying process may take to close its port after it closed the connection.
 DYING_S = 1.0
-# Everything that sockets, http.client, urllib3 and requests raise when a server misbehaves.
-TRANSPORT_ERRORS = (
-    requests.RequestException,
-    urllib3.exceptions.HTTPError,
-    http.client.HTTPException,
-    OSError,
-    ValueError,
-)
 TIMEOUTS = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
 
 

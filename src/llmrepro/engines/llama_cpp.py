@@ -276,6 +276,13 @@ def _kinds(speculation: str) -> str:
     return ", ".join(sorted(w for w in re.split(r"[ ,]", speculation) if w != "+" and "=" not in w))
 
 
+def sequences(args: list[str]) -> int | None:
+    """--parallel; without it, or with -1, the build chooses, and older ones choose 1."""
+    given = {a: b for a, b in pairwise(args) if a in ("--parallel", "-np")}
+    told = next(iter(given.values()), "")
+    return int(told) if told.isdecimal() else None
+
+
 def speculation(args: list[str]) -> str:
     """What the arguments ask of speculative decoding: "none", or the kind of drafts with how many a drafter
     makes, or what n-grams are given ("ngram-simple size_n=4 size_m=4"). The log tells more, see `observe`."""
