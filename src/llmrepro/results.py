@@ -14,6 +14,7 @@ from llmrepro import (
     request_rows,
     rows,
     running_server,
+    speculation,
     verdict,
 )
 from llmrepro.client import Record
@@ -37,7 +38,8 @@ def compute(path: Path) -> dict:
     """The content of result.json for a run folder. The same files always give the same result.
 
     `metrics` are rows, see rows.py; `requests` counts statuses per workload; `flags` are sentences; `verdicts` see
-    verdict.Verdict, `comparisons` contrast.Compared; `inputs` are the sha256 of what was read.
+    verdict.Verdict, `comparisons` contrast.Compared; `speculation` see
+    speculation.with_and_without; `inputs` are the sha256 of what was read.
     """
     recipe = load_recipe(path)
     started = boots(path)
@@ -60,6 +62,7 @@ def compute(path: Path) -> dict:
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
         "flags": flags.of(asked, told, {w.id for w in recipe.workloads if w.kind == "chat"})
         + cache_use.flags(started, written)
+        + speculation.flags(started, written)
         + running_server.flags(started)
         + flags.without_boot(written, started)
         + [f"{rate.what} ({rate.server}): {rate.sentence}" for rate in above]
@@ -72,6 +75,11 @@ def compute(path: Path) -> dict:
         "comparisons": _comparisons(
             Measured(recipe, started, _counting(records), absent=around.absent), found, seen.shared, around
         ),
+        "speculation": [
+            compared
+            for workload in recipe.workloads
+            for compared in speculation.with_and_without(workload, _speculation(seen), _counting(records))
+        ],
         "inputs": {
             n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started)) if (path / n).exists()
         },
@@ -111,6 +119,7 @@ def _rows(path: Path, recipe: Recipe, started: dict[int, dict], records: list[Re
             found += request_rows.of_workload(workload, server, mine, claimed, planned[server])
             if workload.kind == "prefix" and mine:
                 found += rows.hit_rate(workload, server, started)
+        found += speculation.rows(workload, _counting(records), started)
     return found
 
 
@@ -156,6 +165,11 @@ def _comparisons(run: Measured, found: list[conditions.Condition], here: dict, a
     if around.changed and not around.absent:
         return [c | {"word": "not_evaluated", "reason": f"{around.changed}; {c['reason']}"} for c in compared]
     return compared
+
+
+def _speculation(seen: facts.Facts) -> dict[str, str | None]:
+    """What each server was found to do of speculative decoding."""
+    return {server: told["speculation"] for server, told in seen.servers.items()}
 
 
 def _counting(records: list[Record]) -> list[Record]:

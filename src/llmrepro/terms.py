@@ -97,6 +97,8 @@ METRICS = {
     "temperature.memory_c": Metric("temperature of the GPU's memory, peak", "°C", "lower", "boot"),
     "guard.stop_s": Metric("time under load until the guard stops the run", "s", "higher", "boot"),
     "acceptance": Metric("accepted share of drafted tokens", "", "higher", "request"),
+    "acceptance_length": Metric("tokens of a step that checked a draft", "tok", "higher", "workload"),
+    "tokens_per_step": Metric("output tokens per step of the engine", "tok", "higher", "workload"),
 }
 
 # Conditions by the names that recipes use for them, with what they are called on a page. Which of them decide is
@@ -138,6 +140,7 @@ STATISTICS = {
     "harmonic": "harmonic mean of the prompts",
     "median": "median of the prompts",
     "slope": "slope over lengths",
+    "pooled": "all requests together",
     "mean": "mean",
     "value": "value",
 }

@@ -139,6 +139,7 @@ def _of_requests(found: Findings) -> Iterator[Drawing | None]:
     """The charts whose points are requests, of each workload; none where nothing was asked."""
     if not found.asked:
         return
+    asked = {r.workload for r in found.asked}  # several of them are a matter of the profile
     from llmrepro.charts import decode, ttft  # pandas and seaborn: seconds that a page of a publication saves
 
     for draw_one, name, kinds in (
@@ -147,7 +148,7 @@ def _of_requests(found: Findings) -> Iterator[Drawing | None]:
         (prefix.ttft_by_cache, "ttft-by-cache", tuple(CASES)),
         (ladder.climbed, "ladder", ("ladder",)),
     ):
-        mine = [w for w in found.recipe.workloads if w.kind in kinds]
+        mine = [w for w in found.recipe.workloads if w.kind in kinds and (w.kind != "chat" or w.id in asked)]
         yield from (draw_one(found, w, _named(name, w, mine)) for w in mine)
 
 
