@@ -243,7 +243,7 @@ class Asker:
                 return ended
             time.sleep(0.05)
         asked = benches.sign_of_life(self.bench, self.one.id, self.boot.number)
-        probe = benches.ask_one(self.boot, asked, timeout_s=60)
+        probe = benches.ask_one(self.boot, asked, timeout_s=PROBE_S)
         return None if probe.status in ANSWERED else f"it no longer generates: {probe.status}, {probe.error}"
 
     def _text(self, workload: Workload, job: Job, step: Step) -> str:
@@ -270,7 +270,8 @@ class Asker:
         answer = benches.call(self.boot, path, body)
         if not isinstance(answer, dict) or "tokens" not in answer:
             raise Uncounted(
-                f"{path} of the server did not count the tokens of a prompt; its log, boots/{self.boot.log.name}, may say why"
+                f"{path} of the server did not count the tokens of a prompt; its log, "
+                f"boots/{self.boot.log.name}, may say why"
             )
         return len(answer["tokens"])
 

@@ -92,8 +92,8 @@ class Watch:
 def taken_gib() -> float | None:
     """Memory taken on the visible GPUs, by whomever; None where it cannot be told."""
     try:
-        with _nvml():
-            seen = [_asked(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in _visible()]
+        with opened():
+            seen = [asked(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in visible()]
     except pynvml.NVMLError:
         return None
     return round(sum(m.used for m in seen) / GIB, 3) if seen and None not in seen else None
