@@ -21,6 +21,7 @@ from llmrepro.samples import Guarded, Samples
 # At both ends the counter is read between two samples, at worst a quarter of a second's difference between busy
 # and idle off: of ten seconds that is a twentieth.
 LEAST_S = 10.0
+TEMPERATURES = {"core_c": "temperature_c", "memory_c": "memory_temperature_c"}
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def of_run(run: Beside) -> list[dict]:
     for server in (s.id for s in run.recipe.servers):
         replicates = run.replicates(server)
         found += _power(run, server, replicates)
-        for metric, quantity in (("core_c", "temperature_c"), ("memory_c", "memory_temperature_c")):
-            found += _temperature(run, server, replicates, f"temperature.{metric}", quantity)
+        for limit, quantity in TEMPERATURES.items():
+            found += _temperature(run, server, replicates, f"temperature.{limit}", quantity)
         found += _stops(run, server)
         found += [
             r for w in run.recipe.workloads if server in w.on for r in _energy(run, server, w.id, replicates)
@@ -172,7 +173,19 @@ def _stops(run: Beside, server: str) -> list[dict]:
     if not found:
         return []
     reasons = "; ".join(dict.fromkeys(run.guarded[n].stop.reason for n in found))
-    return [rows.sampled("guard.stop_s", found, server=server, note=reasons)]
+    cool = [run.guarded[n].stop.reason for n in found if not _was_hot(run, n)]
+    gate = f"the guard stopped it for something else than heat: {cool[0]}" if cool else None
+    return [rows.sampled("guard.stop_s", found, server=server, note=reasons, gate=gate)]
+
+
+def _was_hot(run: Beside, boot: int) -> bool:
+    """Whether a temperature of a boot was above what the guard allowed."""
+    allowed = run.guarded[boot].limits
+    peaks = {limit: peak(run, [boot], quantity) for limit, quantity in TEMPERATURES.items()}
+    return any(
+        found is not None and allowed.get(limit) is not None and found[0] > allowed[limit]
+        for limit, found in peaks.items()
+    )
 
 
 def _energy(run: Beside, server: str, workload: str, replicates: dict[int, list[int]]) -> list[dict]:

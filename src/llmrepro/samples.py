@@ -7,7 +7,7 @@ perf_counter_ns, the clock of a record's t_send_ns and of a boot's started_at_ns
 import csv
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -19,7 +19,6 @@ from llmrepro.run_folder import RunError, read_lines
 FILE, HOST, GPU = "telemetry.csv", "host", "gpu"
 LABELS = ("t_ns", "boot", "device", "throttle")  # what is no quantity
 HOLE_S = 5.0  # without a sample for longer, nobody looked
-IDLE = "idle"  # a reason for low clocks that holds nothing back
 UNKNOWN = "unknown"
 
 
@@ -79,9 +78,11 @@ class Stop(NamedTuple):
 @dataclass(frozen=True)
 class Guarded:
     """What the guard wrote of a boot. `xids_by` says how the driver's errors were watched ("nvml", "kernel log"
-    or "unknown: why"), None where it never said; `gpus` are the cards that it watched."""
+    or "unknown: why"), the last where that changed, None where it never said; `gpus` are the cards that it
+    watched, `limits` what it allowed, by the names of a recipe's safety."""
 
     gpus: tuple = ()
+    limits: dict = field(default_factory=dict)
     xids_by: str | None = None
     xids: tuple[Xid, ...] = ()
     stop: Stop | None = None
@@ -127,7 +128,7 @@ def _sample(told: dict[str, str], path: Path, line: int) -> Sample:
     except ValueError:
         raise _broken(path, line, f"t_ns {told['t_ns'][:20]!r}, boot {told['boot'][:20]!r}: no numbers") from None
     quantities = {name: _number(told[name], name, path, line) for name in QUANTITIES if told.get(name)}
-    reasons = tuple(word for word in told.get("throttle", "").split("+") if word and IDLE not in word.lower())
+    reasons = tuple(word.replace("_", " ") for word in told.get("throttle", "").split("+") if word)
     return Sample(t_ns, boot, told["device"], reasons, **quantities)
 
 
@@ -162,16 +163,12 @@ def guard_file(boot: int) -> str:
 def _guarded(path: Path, lines: list[dict]) -> Guarded:
     try:
         of = {kind: [line for line in lines if line["kind"] == kind] for kind in ("watch", "xid", "stop")}
-        watch = of["watch"][0] if of["watch"] else {}
+        watch = of["watch"][-1] if of["watch"] else {}
         xids = [Xid(int(x["t_ns"]), int(x["xid"]), x.get("gpu"), str(x.get("text") or "")) for x in of["xid"]]
         stops = [Stop(int(s["t_ns"]), str(s["reason"])) for s in of["stop"]]
         by = watch.get("xids")
-        return Guarded(
-            tuple(watch.get("gpus") or ()),
-            None if by is None else str(by),
-            tuple(xids),
-            stops[0] if stops else None,
-        )
+        told = tuple(watch.get("gpus") or ()), dict(watch.get("limits") or {})
+        return Guarded(*told, None if by is None else str(by), tuple(xids), stops[0] if stops else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{path} is not as the guard writes it ({error!r}); restore it, or run again") from None
 
