@@ -195,6 +195,7 @@ def test_without_a_gpu_energy_is_the_cpus_and_says_so(tmp_path):
         [asked(1, took_s=9)],  # too short for a counter that is read once a second
         [asked(1, took_s=11), failure("512", t_send_ns=ns(12.5), workload="chat")],
         [asked(1, took_s=11, output_tokens=None)],
+        [asked(1, took_s=11, status="stream_error")],
         [asked(1, took_s=20)],  # telemetry ended before it did
     ],
 )
