@@ -15,7 +15,7 @@ OWN = (acceptance.NAME, telemetry.NAME)  # the figures that stand here and not a
 TEXT = (
     "Looked at about once a second by a process of its own, from the start of each server to its end. CPUs and "
     "power are means over the samples taken while a request was in flight, memory and temperatures the highest of "
-    "the boot."
+    "the boot. Xids are the errors that the GPU's driver reports."
 )
 ACCEPTED = (
     "By the engine's own counters before and after each workload, warm-ups included. Speculation changes the "
@@ -47,7 +47,7 @@ def _boots(run: Beside) -> Html:
     return table("Each boot, as it was sampled", ["Boot", *head], rows, words=words)
 
 
-WORDED = ("Server", "Energy, J/tok", "Errors of the GPU's driver (Xids)")
+WORDED = ("Server", "Energy, J/tok", "Xids")
 
 
 def _cells(run: Beside, n: int) -> dict[str, object]:
@@ -61,14 +61,14 @@ def _cells(run: Beside, n: int) -> dict[str, object]:
         "samples": number(max(map(len, run.samples.get(n, {}).values()), default=0)),
         "CPUs busy": _of(fmean, asking, "busy"),
         "by the server": _of(fmean, asking, "server_cpus"),
-        "memory of the server, GiB": _of(max, host, "server_gib"),
+        "its memory, GiB": _of(max, host, "server_gib"),
         "page cache, GiB": _of(max, host, "page_cache_gib"),
-        "power of the GPU, W": power and number(round(power[0], 1)),
-        "power limit, W": " and ".join(number(v) for v in limits) or None,
-        "temperature of the core, °C": core and number(core[0]),
-        "temperature of the memory, °C": memory and number(memory[0]),
+        "GPU power, W": power and number(round(power[0], 1)),
+        "its limit, W": " and ".join(number(v) for v in limits) or None,
+        "core, °C": core and number(core[0]),
+        "memory, °C": memory and number(memory[0]),
         "Energy, J/tok": _energy(run, n),
-        "Errors of the GPU's driver (Xids)": _xids(run, n),
+        "Xids": _xids(run, n),
     }
 
 
