@@ -178,7 +178,8 @@ def run(tmp_path, prepared):
 
 
 def servers(run):
-    return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(run.path)]
+    here = [p for p in psutil.process_iter(["cwd", "cmdline"]) if p.info["cwd"] == str(run.path)]
+    return [p for p in here if "llmrepro.telemetry" not in (p.info["cmdline"] or [])]
 
 
 def measured(run, prepared) -> list[Record]:

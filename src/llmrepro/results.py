@@ -14,6 +14,9 @@ from llmrepro import (
     request_rows,
     rows,
     running_server,
+    sample_flags,
+    sample_rows,
+    samples,
     speculation,
     verdict,
 )
@@ -29,7 +32,7 @@ from llmrepro.verdict import Around
 
 INPUTS = (
     *("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl"),
-    "published_prompts.json",
+    *("published_prompts.json", samples.FILE),
 )
 BEFORE_RECORDS = ("card", "machine", "prepare", "measure")  # a run that failed there has not what it should
 
@@ -45,7 +48,8 @@ def compute(path: Path) -> dict:
     started = boots(path)
     written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
     records = _by_replicate(written, started)
-    told = _rows(path, recipe, started, records)
+    seen_beside = sample_rows.beside(recipe, started, written, samples.read(path), samples.guarded(path, started))
+    told = _rows(path, recipe, started, records) + sample_rows.of_run(seen_beside)
     seen = facts.read(path)
     found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, seen.shared, seen.servers)
     found += _settings(recipe, started)
@@ -66,7 +70,8 @@ def compute(path: Path) -> dict:
         + running_server.flags(started)
         + flags.without_boot(written, started)
         + [f"{rate.what} ({rate.server}): {rate.sentence}" for rate in above]
-        + flags.disturbances(started, machine.get("cpu", {}).get("usable_cpus")),
+        + flags.disturbances(started, machine.get("cpu", {}).get("usable_cpus"))
+        + sample_flags.of(seen_beside),
         "conditions": [c._asdict() for c in found],
         "verdicts": [
             verdict.judge(c, told, conditions.of_claim(c, found, seen.shared, seen.servers), around).model_dump()
@@ -81,7 +86,9 @@ def compute(path: Path) -> dict:
             for compared in speculation.with_and_without(workload, _speculation(seen), _counting(records))
         ],
         "inputs": {
-            n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started)) if (path / n).exists()
+            n: sha256_of(path / n)
+            for n in (*INPUTS, *(file for b in started for file in (f"boots/{b}.json", samples.guard_file(b))))
+            if (path / n).exists()
         },
     }
 

@@ -17,6 +17,7 @@ from matplotlib import font_manager
 
 from llmrepro import findings, imported, sizing, study_findings
 from llmrepro.charts import (
+    acceptance,
     averages,
     break_even,
     capacity,
@@ -28,6 +29,7 @@ from llmrepro.charts import (
     roofline,
     starts,
     startup,
+    telemetry,
 )
 from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
@@ -49,6 +51,8 @@ NAMES = (
     "averages",
     "kv-cache",
     "roofline",
+    "acceptance",
+    "telemetry",
 )
 FORMATS = ("svg", "png", "csv", "txt")
 
@@ -113,7 +117,8 @@ def _drawings(found: Findings) -> list[Drawing]:
     rooms = sizing.rooms(found)
     for place, room in enumerate(rooms, 1):
         drawn.append(capacity.kv_cache(found, room, "kv-cache" if len(rooms) == 1 else f"kv-cache-{place}"))
-    return [d for d in (*drawn, roofline.decode_roofline(found), startup.startup(found)) if d is not None]
+    drawn += [roofline.decode_roofline(found), acceptance.acceptance(found), startup.startup(found)]
+    return [d for d in (*drawn, telemetry.telemetry(found)) if d is not None]
 
 
 def _imported_drawings(found: Imported) -> list[Drawing]:
