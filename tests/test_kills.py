@@ -213,8 +213,7 @@ def answers(it: Scene) -> Counter:
         (r.workload, r.case, r.repeat, r.stream_number, r.status)
         for r in records
         if last[r.workload, r.case, r.repeat] == r.boot
-        or "engine_died" != r.status
-        and r.workload != "concurrency"
+        or (r.workload != "concurrency" and r.status != "engine_died")
     )
 
 
