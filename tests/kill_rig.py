@@ -7,8 +7,9 @@ from pathlib import Path
 
 import gguf
 import llama_truth
+from test_notebook import left_below
 
-from llmrepro import catalog, contents, environment
+from llmrepro import catalog, contents, environment, machine
 from llmrepro.run_folder import sha256_of
 
 COMMIT = "1" * 40
@@ -122,6 +123,43 @@ class Rig:
         lines = self.journal.read_text().splitlines() if self.journal.exists() else []
         found = [line for line in map(json.loads, lines) if line["what"] == what]
         return [line for line in found if line.get("max_tokens") != SIGN_OF_LIFE]
+
+    def requests(self) -> int:
+        """How many have come."""
+        return len(self.told("begun"))
+
+    def server(self) -> int | None:
+        """The pid of the last server that was started."""
+        return next((line["pid"] for line in self.told("up")[-1:]), None)
+
+
+class RealRig:
+    """The default recipe with as little to ask as there is of each kind, its own engine and weights."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.runs, self.cache = folder, folder / "runs", machine.cache_dir()
+        folder.mkdir()
+
+    def parameters(self) -> dict:
+        slots = {"servers.default.args": [*catalog.load(catalog.DEFAULT).servers[0].args, "--parallel", "4"]}
+        overrides = {
+            **slots,
+            "workloads.concurrency.on": ["default"],
+            **{f"workloads.{name}.max_tokens": 20 for name in ("chat", "ladder", "concurrency")},
+            "workloads.ladder.lengths": [64, 128],
+            "workloads.concurrency.streams": [1, 2],
+        }
+        asked = ["chat", "concurrency", "ladder"]
+        return {"runs_dir": str(self.runs), "repeats": 1, "workloads": asked, "overrides": overrides}
+
+    def requests(self) -> int:
+        """How many were answered."""
+        return sum(path.read_bytes().count(b"\n") for path in self.runs.glob("*/*/*/records.jsonl"))
+
+    def server(self) -> int | None:
+        """The pid of the server that runs."""
+        found = [p for p in left_below(self.runs) if "_llama_cpp_launcher" in " ".join(p.cmdline())]
+        return next((p.pid for p in found), None)
 
 
 def _write_weights(path: Path) -> None:
