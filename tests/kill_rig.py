@@ -9,7 +9,8 @@ import gguf
 import llama_truth
 from test_notebook import left_below
 
-from llmrepro import catalog, contents, environment, machine
+from llmrepro import catalog, contents, environment, machine, stages
+from llmrepro.run import Run
 from llmrepro.run_folder import sha256_of
 
 COMMIT = "1" * 40
@@ -108,6 +109,9 @@ class Rig:
             "weights_path": str(self.weights),
         }
 
+    def prepare(self, run: Run) -> None:
+        stages.prepare(run)
+
     def command(self) -> list[str]:
         """The words of `llmrepro` that run it."""
         words = [
@@ -136,17 +140,23 @@ class Rig:
 class RealRig:
     """The default recipe with as little to ask as there is of each kind, its own engine and weights."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, environment: Path, weights: Path):
         self.folder, self.runs, self.cache = folder, folder / "runs", machine.cache_dir()
+        self.environment, self.weights = environment, weights
         folder.mkdir()
+
+    def prepare(self, run: Run) -> None:
+        """What the stage writes, which takes seconds to find again what is there."""
+        run.write_json("environment.json", {"path": str(self.environment)})
+        run.write_json("weights.json", {"path": str(self.weights), "facts": {}})
 
     def parameters(self) -> dict:
         slots = {"servers.default.args": [*catalog.load(catalog.DEFAULT).servers[0].args, "--parallel", "4"]}
         overrides = {
             **slots,
             "workloads.concurrency.on": ["default"],
-            **{f"workloads.{name}.max_tokens": 20 for name in ("chat", "ladder", "concurrency")},
-            "workloads.ladder.lengths": [64, 128],
+            **{f"workloads.{name}.max_tokens": 8 for name in ("chat", "ladder", "concurrency")},
+            "workloads.ladder.lengths": [32, 64],
             "workloads.concurrency.streams": [1, 2],
         }
         asked = ["chat", "concurrency", "ladder"]

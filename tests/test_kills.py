@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,12 +18,13 @@ from kill_rig import RealRig, Rig
 from test_notebook import left_below
 from test_supervisor import soon
 
-from llmrepro import catalog, jobs, run_folder
+from llmrepro import asker, bench, catalog, jobs, run_folder
 from llmrepro import run as runs
-from llmrepro.client import Record
+from llmrepro.client import Question, Record
+from llmrepro.server import Boot
+from llmrepro.workload import Workload
 
 SEED = int(os.environ.get("LLMREPRO_SEED", time.time_ns() % 10**6))
-STAGES = ("card", "machine", "prepare", "measure", "results", "report")
 REQUESTS = 3 + 27  # three warm-ups among them
 LATE_S = 1.5  # a kill after the last request comes within that time
 IN_FLIGHT_S = 0.25  # and else within that after a request came
@@ -33,11 +35,14 @@ IN_FLIGHT_S = 0.25  # and else within that after a request came
 
 def measures(rig: Rig, **given) -> None:
     """A program that uses the library: every stage of a run, one after the other."""
-    from llmrepro import machine, stages
+    from llmrepro import charts, machine, stages
 
-    machine.measured_bandwidth = lambda earlier: {}  # a second that says nothing here
+    machine.measured_bandwidth = lambda earlier: {}  # this and the figures are seconds that say nothing here
+    charts.draw = lambda path: []
     run = stages.start({**rig.parameters(), **given})
-    for stage in STAGES:
+    stages.machine(run)
+    rig.prepare(run)
+    for stage in ("measure", "results", "report"):
         getattr(stages, stage)(run)
 
 
@@ -80,6 +85,31 @@ def reports(rig: Rig, **given) -> None:
         finish(run)
 
     stages.finish = with_a_page
+    measures(rig, **given)
+
+
+def twice(rig: Rig, **given) -> None:
+    """`measures`, its server killed when the first of four streams has its answer, and in a ladder's warm-up."""
+    ask_one, warm_up = bench.ask_one, asker.Asker._warm_up
+    moments = ["four streams", "warm-up"]
+
+    def kill_at(moment: str) -> None:
+        if moment in moments:
+            moments.remove(moment)
+            os.kill(rig.server(), signal.SIGKILL)
+
+    def killed_after(running: Boot, asked: Question, *more, **named) -> Record:
+        record = ask_one(running, asked, *more, **named)
+        if (asked.workload, asked.case) == ("concurrency", "4"):
+            kill_at("four streams")
+        return record
+
+    def killed_before(self: asker.Asker, workload: Workload) -> bool:
+        if workload.kind == "ladder":
+            kill_at("warm-up")
+        return warm_up(self, workload)
+
+    bench.ask_one, asker.Asker._warm_up = killed_after, killed_before
     measures(rig, **given)
 
 
@@ -252,7 +282,7 @@ def killed(tmp_path):
     scenes: list[Scene] = []
 
     def make(*wanted, on=Rig, requests: int = REQUESTS) -> list[Scene]:
-        dice = random.Random(f"{SEED} {on.__name__} {wanted}")
+        dice = random.Random(f"{SEED} {[(what.__name__, victim) for what, victim in wanted]}")
         print("seed", SEED)
         for n, (what, victim) in enumerate(wanted):
             scenes.append(Scene(on(tmp_path / str(n)), what, victim, dice, requests))
@@ -311,18 +341,22 @@ def check_and_go_on(scenes: list[Scene]) -> None:
 
 @pytest.mark.engine
 def test_of_a_kernel_killed_no_more_is_lost_than_was_in_flight(killed):
-    check_and_go_on(killed(*3 * [(commands, "kernel")]))
+    check_and_go_on(killed(*2 * [(commands, "kernel")]))
 
 
 def test_of_the_kit_killed_no_more_is_lost_than_was_in_flight(killed):
-    check_and_go_on(killed(*3 * [(measures, "kit")], (commands, "kit")))
+    check_and_go_on(killed(*4 * [(measures, "kit")], (commands, "kit")))
 
 
-def test_records_torn_and_a_page_half_made_are_gone_on_with_too(killed):
-    torn, reported = scenes = killed((tears, "itself"), (reports, "itself"))
+def test_at_the_worst_moments_too(killed):
+    torn, reported, died = killed((tears, "itself"), (reports, "itself"), (twice, "itself"))
     assert run_folder.status(reported.path)["reason"] == "it ended while its report was written"
     assert 0 <= sum(r.case == "4" and not r.warmup for r in torn.records()) < 4
-    check_and_go_on(scenes)
+    check_and_go_on([torn, reported])
+    together = [r.status for r in died.records() if (r.workload, r.case, r.repeat) == ("concurrency", "4", 0)]
+    assert {"ok", "engine_died"} == set(together[:4]) and together[4:] == 4 * ["ok"]
+    assert check_of_server(died, WHOLE), "no rung was under way"
+    assert words(completed(died)) == WORDS
 
 
 @pytest.mark.engine
@@ -330,11 +364,12 @@ def test_rows_of_a_real_engine_survive_a_kill_of_its_server_and_of_the_kit(kille
     whole = Counter(
         [
             *(("chat", p.id, 0, 0, "ok") for p in catalog.load(catalog.DEFAULT).workloads[0].prompts),
-            *(("ladder", case, 0, 0, "ok") for case in ("64", "128")),
+            *(("ladder", case, 0, 0, "ok") for case in ("32", "64")),
             *(("concurrency", str(m), 0, s, "ok") for m in (1, 2) for s in range(m)),
         ]
     )
-    of_server, of_kit = killed((measures, "server"), (measures, "kit"), on=RealRig, requests=12)
+    rig = partial(RealRig, environment=prepared[0].path, weights=prepared[1])
+    of_server, of_kit = killed((measures, "server"), (measures, "kit"), on=rig, requests=12)
     completed(of_server)
     check_of_server(of_server, whole)
     go_on([of_kit], whole)
