@@ -113,6 +113,19 @@ def twice(rig: Rig, **given) -> None:
     measures(rig, **given)
 
 
+def always(rig: Rig, **given) -> None:
+    """`measures`, its server killed in every warm-up of the ladder."""
+    warm_up = asker.Asker._warm_up
+
+    def killed_before(self: asker.Asker, workload: Workload) -> bool:
+        if workload.kind == "ladder":
+            os.kill(rig.server(), signal.SIGKILL)
+        return warm_up(self, workload)
+
+    asker.Asker._warm_up = killed_before
+    measures(rig, **given)
+
+
 def apart(what, rig: Rig, given: dict) -> None:
     os.environ["LLMREPRO_CACHE"] = str(rig.cache)
     os.chdir(rig.folder)
@@ -349,7 +362,7 @@ def test_of_the_kit_killed_no_more_is_lost_than_was_in_flight(killed):
 
 
 def test_at_the_worst_moments_too(killed):
-    torn, reported, died = killed((tears, "itself"), (reports, "itself"), (twice, "itself"))
+    torn, reported, died, ended = killed(*((what, "itself") for what in (tears, reports, twice, always)))
     assert run_folder.status(reported.path)["reason"] == "it ended while its report was written"
     assert 0 <= sum(r.case == "4" and not r.warmup for r in torn.records()) < 4
     check_and_go_on([torn, reported])
@@ -357,6 +370,9 @@ def test_at_the_worst_moments_too(killed):
     assert {"ok", "engine_died"} == set(together[:4]) and together[4:] == 4 * ["ok"]
     assert check_of_server(died, WHOLE), "no rung was under way"
     assert words(completed(died)) == WORDS
+    told = run_folder.status(ended.path)
+    assert told["outcome"] == "failed" and "died 4 times, last during ladder (its warm-up)" in told["reason"]
+    assert not [r for r in ended.records() if r.workload == "ladder" and not r.warmup], "no rung was asked"
 
 
 @pytest.mark.engine
