@@ -352,7 +352,7 @@ def test_xids_are_written_as_they_come_and_a_fatal_one_ends_it(monkeypatch, insi
     monkeypatch.setattr(telemetry, "PERIOD_S", 60)  # it does not wait for the next sample
     library = Library(monkeypatch, [Card(), Card()])
     thread, codes = inside(library)
-    assert soon(lambda: library.sets)
+    assert soon(lambda: library.sets and told(folder))
     library.happens(library.cards[0], 31)
     assert soon(lambda: [line["kind"] for line in told(folder)] == ["watch", "xid"])
     library.happens(library.cards[0], 79)
