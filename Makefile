@@ -31,7 +31,7 @@ test: $(VENV)/.ready-to-test
 	$(PYTEST)
 
 test-engines: $(VENV)/.ready-to-test
-	$(PYTEST) -m native
+	$(PYTEST) -m "native or long"
 
 # The second builds llama.cpp from source first where it is not cached: about a quarter of an hour on two cores.
 bench: $(VENV)/.ready-to-test
