@@ -1,14 +1,11 @@
 """The client against a server of known truth, and against bytes of any kind."""
 
 import copy
-import socket
-import threading
-from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 import truth_server
-from asking import CHAT, END, TEXT, data, delta, kinds, put, said
+from asking import CHAT, END, TEXT, data, delta, kinds, listener, put, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,30 +152,6 @@ def test_tokens_and_times_are_the_servers_in_both_dialects(server, endpoint, fin
 
 
 # --- bytes of any kind -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def listener(serve):
-    """A loopback port whose every connection is handed to `serve`, then closed."""
-    with socket.create_server(("127.0.0.1", 0)) as accepting:
-
-        def run():
-            while True:
-                try:
-                    connection, _ = accepting.accept()
-                except OSError:
-                    return
-                with connection:
-                    try:
-                        serve(connection)
-                    except OSError:
-                        continue
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{accepting.getsockname()[1]}"
-        accepting.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
 
 
 PIECES = st.one_of(

@@ -11,7 +11,7 @@ from asking import CHAT, END, TEXT, data, delta, kinds, put, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrepro import metrics, stream
+from llmrepro import metrics, sse, stream
 from llmrepro.client import Record
 
 
@@ -173,7 +173,7 @@ def test_an_event_of_several_data_lines_is_one(server):
 
 
 def test_a_line_end_cut_in_two_ends_one_line():
-    reader = stream.Reader()
+    reader = sse.Reader()
     assert reader.feed(b"data: a\r") + reader.feed(b"\ndata: b\r\n\r") == [b"a\nb"]
     assert reader.feed(b"\n: ping\r") == [None] and reader.close() == []
 
@@ -226,7 +226,7 @@ def test_a_well_formed_stream_is_counted_right_however_it_is_cut(
     script = dialects.Script(dialect=dialect, finish=finish, chunks=chunks)
     events = dialects.answer(script, CHAT if chat else TEXT, body)
     whole = b"".join(event.data for event in events).replace(b"\n", newline)
-    reader, arrivals, at = stream.Reader(), [], 0
+    reader, arrivals, at = sse.Reader(), [], 0
     while at < len(whole):
         size = cuts[len(arrivals) % len(cuts)]
         arrivals += [(at, payload) for payload in reader.feed(whole[at : at + size])]
@@ -264,7 +264,7 @@ REAL = {  # name: the fields asked that shape the stream, output tokens, finish,
 
 
 def payloads(name: str) -> list[bytes]:
-    reader = stream.Reader()
+    reader = sse.Reader()
     return reader.feed((CAPTURED / f"{name}.sse").read_bytes()) + reader.close()
 
 
@@ -317,7 +317,7 @@ def shape(value):
 
 def shapes(data: list[bytes]) -> list:
     """The shapes of a stream's events in their order, equal ones in a row taken together."""
-    found = [shape(json.loads(payload)) for payload in data if payload.strip() != stream.DONE]
+    found = [shape(json.loads(payload)) for payload in data if payload.strip() != sse.DONE]
     return [one for i, one in enumerate(found) if i == 0 or one != found[i - 1]]
 
 
@@ -327,7 +327,7 @@ def test_the_truth_servers_vllm_sends_what_the_real_one_sent(name):
     script = dialects.Script(
         dialect="vllm", chunks=[1] * 6, finish=finish, prompt_tokens=prompt or 36, cached_tokens=cached
     )
-    reader = stream.Reader()
+    reader = sse.Reader()
     sent = b"".join(event.data for event in dialects.answer(script, CHAT if "chat" in name else TEXT, body))
     assert shapes(reader.feed(sent)) == shapes(payloads(name))
 

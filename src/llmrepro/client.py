@@ -1,16 +1,12 @@
 """One streamed request in, one Record out: the clock of the whole kit."""
 
 import functools
-import gc
 import hashlib
 import http.client
-import io
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -20,8 +16,9 @@ import pydantic
 import requests
 import urllib3
 
-from llmrepro import stream
-from llmrepro.stream import DONE, Event, Reader, storable
+from llmrepro import stream, wire
+from llmrepro.sse import DONE, Reader
+from llmrepro.stream import Event, storable
 from llmrepro.terms import Status
 
 __all__ = ["Event", "Question", "Record", "ask"]
@@ -180,7 +177,7 @@ def _exchange(
         headers["Authorization"] = f"Bearer {api_key}"
     wait_s = min(silence_s, timeout_s)
     # A fresh session, so no connection is stale; trust_env off, so no proxy variable catches loopback.
-    with requests.Session() as session, _deadline(timeout_s) as watch:
+    with requests.Session() as session, wire.deadline(timeout_s) as watch:
         session.trust_env = False
         prepared = session.prepare_request(
             requests.Request(
@@ -188,9 +185,9 @@ def _exchange(
             )
         )
         adapter = session.get_adapter(prepared.url)
-        stamp = _Stamp()
+        stamp = wire.Stamp()
         pool = adapter.get_connection_with_tls_context(prepared, verify=True)
-        pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, stamp, watch)
+        pool.ConnectionCls = functools.partial(wire.connection, pool.ConnectionCls, stamp, watch)
         try:
             # The health path opens the connection: the measured request then pays for no handshake.
             with session.get(
@@ -200,7 +197,7 @@ def _exchange(
                 if {"Content-Length", "Transfer-Encoding"} & set(health.headers):
                     _ = health.content
             if not watch.expired.is_set():
-                with _no_collections():
+                with wire.no_collections():
                     transfer.t_send_ns = time.perf_counter_ns()
                     # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
                     with closing(adapter.send(prepared, stream=True, timeout=wait_s)) as response:
@@ -212,48 +209,8 @@ def _exchange(
             raise _Expired(f"the answer took longer than {timeout_s:g} s")
 
 
-class _Stamp:
-    """When bytes last left the socket."""
-
-    ns = 0
-
-
-class _Stamped(io.RawIOBase):
-    """A socket's file that stamps each read: parsing the headers takes 0.3 ms, and the first token is often
-    behind them in the same read."""
-
-    def __init__(self, raw: io.RawIOBase, stamp: _Stamp) -> None:
-        self._raw, self._stamp = raw, stamp
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        size = self._raw.readinto(buffer)
-        self._stamp.ns = time.perf_counter_ns()
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def _connection(kind: Callable[..., Any], stamp: _Stamp, watch: "_Watch", *args: Any, **kwargs: Any) -> Any:
-    connection = kind(*args, **kwargs)
-    # From here on the deadline can end any read: a drip of headers, or a health path that never stops.
-    watch.shutdown = lambda: connection.sock and connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.response_class = functools.partial(_response, connection.response_class, stamp)
-    return connection
-
-
-def _response(kind: Callable[..., Any], stamp: _Stamp, *args: Any, **kwargs: Any) -> Any:
-    response = kind(*args, **kwargs)
-    response.fp = io.BufferedReader(_Stamped(response.fp.detach(), stamp))
-    return response
-
-
 def _receive(
-    transfer: _Transfer, response: requests.Response, stamp: _Stamp, watch: "_Watch", timeout_s: float
+    transfer: _Transfer, response: requests.Response, stamp: wire.Stamp, watch: wire.Watch, timeout_s: float
 ) -> None:
     """Read until [DONE] or the end. Nothing is parsed here: what runs between two reads delays the clock."""
     transfer.http_status = response.status_code
@@ -280,44 +237,6 @@ def _receive(
             raise ValueError(f"the answer is beyond {MOST_BYTES >> 20} MiB or {MOST_EVENTS:,} events")
         if not reader.spoke and len(transfer.head) < HEAD_BYTES:
             transfer.head += chunk[: HEAD_BYTES - len(transfer.head)]
-
-
-@dataclass
-class _Watch:
-    expired: threading.Event = field(default_factory=threading.Event)
-    shutdown: Callable[[], None] | None = None
-
-    def end(self) -> None:
-        self.expired.set()
-        if self.shutdown is not None:
-            # The reader may have finished this instant; then there is no socket left to shut down.
-            with suppress(OSError, ValueError, RuntimeError):
-                self.shutdown()
-
-
-@contextmanager
-def _deadline(timeout_s: float):
-    """Ends a blocked read when timeout_s has passed: a socket timeout alone starts anew with every byte."""
-    watch = _Watch()
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), watch.end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield watch
-    finally:
-        timer.cancel()
-
-
-@contextmanager
-def _no_collections():
-    """No garbage collection meanwhile: a full one with pandas loaded stops the clock for tens of ms."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _refuses(base_url: str) -> bool:
