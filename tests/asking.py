@@ -4,7 +4,7 @@ events written short."""
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import dialects
 
@@ -41,7 +41,8 @@ def said(tokens: int = 20) -> str:
 
 @contextmanager
 def listener(serve):
-    """A loopback port whose every connection is handed to `serve`, then closed."""
+    """A loopback port whose every connection is handed to `serve`, then closed: before it the port, where `serve`
+    says True."""
     with socket.create_server(("127.0.0.1", 0)) as accepting:
 
         def run():
@@ -50,14 +51,13 @@ def listener(serve):
                     connection, _ = accepting.accept()
                 except OSError:
                     return
-                with connection:
-                    try:
-                        serve(connection)
-                    except OSError:
-                        continue
+                with connection, suppress(OSError):
+                    if serve(connection):
+                        accepting.close()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{accepting.getsockname()[1]}"
-        accepting.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it may be closed
+            accepting.shutdown(socket.SHUT_RDWR)
     thread.join(5)

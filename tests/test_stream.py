@@ -83,12 +83,72 @@ def test_a_usage_that_falls_or_skips_text_is_not_taken_event_by_event(server):
         server, raw=[*falling, delta("", "stop"), data({"choices": [], "usage": {"completion_tokens": 9}}), END]
     )
     assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
-    skipping = [delta(), delta(usage={"completion_tokens": 2}), delta("", "stop"), END]
+    skipping = [
+        delta(),
+        delta(usage={"completion_tokens": 1}),
+        delta("", "stop", usage={"completion_tokens": 2}),
+        END,
+    ]
     record = put(server, raw=skipping)
     assert (record.output_tokens, record.output_tokens_source) == (2, "usage") and metrics.k0(record) is None
     late = [delta(usage={"completion_tokens": n}) for n in (0, 0, 0)]
     record = put(server, raw=[*late, delta("", "stop", usage={"completion_tokens": 9}), END])
     assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
+
+
+def test_a_count_that_ends_before_the_finish_may_lack_the_end_token_and_is_not_taken(server):
+    running = [delta(timings={"predicted_n": n}, usage={"completion_tokens": n}) for n in (1, 2, 3)]
+    record = put(server, raw=[*running, delta("", "stop"), END])
+    assert record.status == "ok" and record.output_tokens is None and record.notes == [stream.UNTOLD]
+    ids = [data({"choices": [{"delta": {"content": "a"}, "token_ids": [n]}]}) for n in (5, 6)]
+    record = put(server, raw=[*ids, delta("", "stop"), END])
+    assert record.output_tokens is None and any("some events only" in note for note in record.notes)
+    record = put(server, raw=[*running, delta("", "stop"), data({"usage": {"completion_tokens": 4}}), END])
+    assert (record.output_tokens, record.output_tokens_source) == (4, "usage_delta")
+    # between the last text and the finish it is there
+    record = put(server, raw=[*running, data({"usage": {"completion_tokens": 4}}), delta("", "stop"), END])
+    assert record.output_tokens == 4
+
+
+def test_of_a_cut_answer_the_tokens_that_came_are_counted(server):
+    record = put(server, body={"timings_per_token": True}, chunks=[2] * 10, close_after=5, framing="close")
+    assert record.status == "stream_error" and record.output_tokens == 8
+
+
+@pytest.mark.parametrize(
+    "lost, said",
+    [
+        ("data: {'a': 1}\n\n", "no JSON object"),
+        ('data: {"choices": "x"}\n\n', "no list of objects"),
+        ('data: {"choices": [{"delta": "x"}]}\n\n', "a delta"),
+        ('data: {"choices": [{"delta": {"content": ["x"]}}]}\n\n', "no string"),
+        ('data: {"choices": [{"text": "x", "finish_reason": {}}]}\n\n', "no string"),
+        ('data: {"choices": [{"text": "x", "token_ids": ["7"]}]}\n\n', "whole numbers"),
+        ('error: {"message": "boom"}\n\n', "boom"),
+        ('d\0ta: {"choices": []}\n\n', "no JSON object"),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_an_error_and_leaves_no_count(server, lost, said):
+    last = data({"choices": [], "usage": {"completion_tokens": 3}})
+    record = put(server, raw=[delta("a"), lost, delta("c", "stop"), last, END])
+    assert record.status == "stream_error" and said in record.error and "event 2" in record.error
+    assert record.output_tokens is None and any("could not be read" in note for note in record.notes)
+    first = put(server, raw=[lost, delta("c", "stop"), last, END])
+    assert first.status == "stream_error" and first.output_tokens is None
+
+
+def test_lines_without_news_are_passed_over(server):
+    raw = ["event: message\nid: 7\nretry: 10\ndata\n" + delta("ab"), "id\n\n", delta("", "stop"), END]
+    record = put(server, raw=raw)
+    assert (record.status, record.text) == ("ok", "ab")
+
+
+def test_more_tokens_than_were_asked_for_are_no_count_whatever_else_went_wrong(server):
+    wild = [delta(usage={"completion_tokens": n}) for n in (1, 2**52)]
+    for raw in ([*wild, delta("", "stop"), data({"usage": {"completion_tokens": 2**52}}), END], wild):
+        record = put(server, raw=raw)
+        assert record.output_tokens is None and {e.tokens for e in record.events} == {None}
+        assert any("not used" in note for note in record.notes)
 
 
 def test_token_ids_that_come_with_some_events_only_are_not_counted(server):
@@ -278,7 +338,8 @@ def test_a_real_vllm_stream_is_counted_as_the_server_counts(name):
     body, tokens, finish, prompt, cached = REAL[name]
     answer, counts = counted(name)
     assert answer.error is answer.malformed is None and answer.done and answer.finish_reason == finish
-    assert counts.notes == [] and counts.output_tokens == tokens
+    assert counts.output_tokens == tokens
+    assert counts.notes == ([] if tokens else [stream.UNTOLD])
     assert (counts.prompt_tokens, counts.cached_tokens) == (prompt, cached)
     asked = "ids" if "return_token_ids" in body else "usage_delta" if "continuous" in name else "usage"
     assert counts.source == (asked if tokens else None)

@@ -24,6 +24,7 @@ from llmrepro.terms import Status
 __all__ = ["Event", "Question", "Record", "ask"]
 
 READ_BYTES = 65536
+LENGTHS = ("Content-Length", "Transfer-Encoding")
 # Enough of a body that is no stream to find its error message; a gigabyte of HTML is not kept.
 HEAD_BYTES = 65536
 # An answer of 100,000 tokens with llama.cpp's timings in every event is about 40 MB.
@@ -115,6 +116,7 @@ class _Transfer:
     t_send_ns: int = 0
     http_status: int | None = None
     encoding: str | None = None
+    open_ended: bool = False  # whether only the close tells where the body ends
     arrivals: list[tuple[int, bytes | None]] = field(default_factory=list)
     head: bytes = b""
     t_end_ns: int | None = None
@@ -132,7 +134,8 @@ def ask(
 ) -> Record:
     """Send one question and return its Record; whatever the server does becomes a status, never an exception.
 
-    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes.
+    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes. Several
+    threads may ask at once.
     """
     body = {**question.body, "stream": True}
     body["stream_options"] = {"include_usage": True, **(body.get("stream_options") or {})}
@@ -156,7 +159,13 @@ def ask(
             f"the connection failed ({type(error).__name__}: {str(error)[:200]}) and the port "
             f"{'refuses' if gone else 'still accepts'} new ones; read the server's log"
         )
-    return _record(question, body, started_at, transfer)
+    said = stream.read(transfer.arrivals, transfer.t_send_ns)
+    # A dying process closes its connections in order; where nothing else tells a body's end, that reads like one.
+    cut = transfer.trouble is None and transfer.http_status == 200 and transfer.open_ended and not said.ended
+    if cut and _refuses(base_url):
+        transfer.trouble = "engine_died"
+        transfer.error = "the answer was cut and the port refuses new connections; read the server's log"
+    return _record(question, body, started_at, transfer, said)
 
 
 class _Expired(TimeoutError):
@@ -194,10 +203,10 @@ def _exchange(
                 f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False, stream=True
             ) as health:
                 # A body without a length ends with the connection, which then opens nothing; it is not read.
-                if {"Content-Length", "Transfer-Encoding"} & set(health.headers):
+                if any(name in health.headers for name in LENGTHS):
                     _ = health.content
             if not watch.expired.is_set():
-                with wire.no_collections():
+                with wire.undisturbed():
                     transfer.t_send_ns = time.perf_counter_ns()
                     # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
                     with closing(adapter.send(prepared, stream=True, timeout=wait_s)) as response:
@@ -215,6 +224,7 @@ def _receive(
     """Read until [DONE] or the end. Nothing is parsed here: what runs between two reads delays the clock."""
     transfer.http_status = response.status_code
     transfer.encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    transfer.open_ended = not any(name in response.headers for name in LENGTHS)
     watch.shutdown = response.raw.shutdown
     decode = transfer.encoding not in ("", "identity")
     reader, arrivals, raw = Reader(), transfer.arrivals, response.raw
@@ -256,14 +266,20 @@ def _refuses(base_url: str) -> bool:
         time.sleep(0.1)
 
 
-def _record(question: Question, body: dict[str, Any], started_at: str, transfer: _Transfer) -> Record:
-    said = stream.read(transfer.arrivals, transfer.t_send_ns)
+def _record(
+    question: Question, body: dict[str, Any], started_at: str, transfer: _Transfer, said: stream.Answer
+) -> Record:
     counts = stream.count(said)
     status, error, prompt_tokens = _status(transfer, said)
     asked = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("n_predict")
     notes = said.notes + counts.notes
     if transfer.encoding not in (None, "", "identity"):
         notes.append(f"the server sent {transfer.encoding}, identity was asked: arrival times may be late")
+    if counts.output_tokens is not None and isinstance(asked, int) and counts.output_tokens > asked + 1:
+        # an end token may be counted beside them
+        notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked: not used")
+        untold = [event._replace(tokens=None) for event in counts.events]
+        counts = counts._replace(output_tokens=None, source=None, events=untold)
     if status == "ok" and counts.output_tokens is not None and isinstance(asked, int):
         if body.get("ignore_eos") and counts.output_tokens < asked:
             status = "early_stop"
@@ -278,9 +294,6 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
                 f"the server ended for length after {counts.output_tokens} tokens of {asked}: its context is "
                 "full; ask for less, or serve with a longer context"
             )
-        if counts.output_tokens > asked + 1:  # an end token may be counted beside them
-            notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked: not used")
-            counts = counts._replace(output_tokens=None, source=None)
     text = storable("".join(said.text))
     t_done_s = None if transfer.t_end_ns is None else (transfer.t_end_ns - transfer.t_send_ns) / 1e9
     return Record(

@@ -3,12 +3,17 @@
 from collections.abc import Iterable
 
 DONE = b"[DONE]"
+IGNORED = (b"event", b"id", b"retry", b"data")  # fields without news, and `data` with no value
+SHOWN_BYTES = 200  # of a line that is none
 
 
 class Reader:
     """Cuts bytes into SSE payloads (bytes, data lines joined) and pings (None) as they arrive.
 
     Lines end in LF, CRLF or CR (WHATWG HTML, 9.2.6). A split character or line waits for its rest.
+    A line of no known field is a payload too, which the standard would drop: it is what is left of an event that
+    was damaged on its way, or an older server's `error: {...}`. Before the first event it waits for one, since
+    then it may be a line of a body that is no stream.
     """
 
     def __init__(self) -> None:
@@ -16,6 +21,7 @@ class Reader:
         self._partial: list[bytes] = []
         self._data: list[bytes] = []
         self._after_cr = False
+        self._stray = b""
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
         if self._after_cr and chunk[:1] == b"\n":
@@ -53,4 +59,9 @@ class Reader:
             elif line.startswith(b":"):
                 self.spoke = True
                 out.append(None)
+            elif line.partition(b":")[0] not in IGNORED:
+                self._stray = self._stray or line[:SHOWN_BYTES]
+            if self.spoke and self._stray:
+                out.append(self._stray)
+                self._stray = b""
         return out
