@@ -128,6 +128,18 @@ def test_own_weights_are_not_fetched_and_a_running_server_needs_nothing(tmp_path
     assert "nothing is installed, fetched or started" in only.text
 
 
+def test_weights_are_shown_at_the_hub_that_is_asked_and_without_its_password(monkeypatch):
+    name = "llama-4-scout/vllm--rtx-pro-6000"
+    model = catalog.load(name).model
+    asked_at = f"/{model.repo}/resolve/{model.revision or 'main'}/{model.files[0].path}"
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert f"https://huggingface.co{asked_at}" in "\n".join(commands.lines(of(name)))
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@hub.example/")
+    shown = "\n".join(commands.lines(of(name)))
+    assert f"https://hub.example{asked_at}" in shown
+    assert "huggingface.co/" not in shown and "secret" not in shown
+
+
 def test_a_python_that_is_not_here_is_told_once_and_the_rest_still_shown(tmp_path):
     path = recipe_with(tmp_path, lambda data: data["engine"]["install"].update(python="3.99"))
     steps = of(str(path))

@@ -189,7 +189,7 @@ def test_each_deciding_condition_alone_bars_every_claim_it_concerns_and_is_named
     for claim in ("decode", "prompt-tokens"):
         assert said[claim]["word"] == "not_comparable"
         assert {c["name"] for c in said[claim]["conditions"]} == {name} | ALSO.get(name, set())
-        assert f"{name.replace('_', ' ')}: published " in said[claim]["reason"]
+        assert f"{terms.CONDITIONS[name]}: published " in said[claim]["reason"]
     assert said["decode"]["ratio"] == pytest.approx(1.0)
     assert said["bytes"]["word"] == "reproduced"  # a fact of the file
 
@@ -274,7 +274,8 @@ def test_a_claims_own_condition_stands_in_place_of_its_recipes(run):
     said = verdicts(run)
     assert said["prompt-tokens"]["word"] == "reproduced"
     assert said["decode"]["reason"].startswith(
-        "gpu power limit w: published 250, here 180.2 (set it with `sudo nvidia-smi -i 0 -pl 250` and run again); "
+        "enforced power limit (W): published 250, here 180.2 "
+        "(set it with `sudo nvidia-smi -i 0 -pl 250` and run again); "
     )
     edit(run, "boots/1.json", "machine", "gpus", 0, "power_limit_w", value=250.0)
     said = verdicts(run)
@@ -332,7 +333,7 @@ def test_servers_that_differ_have_a_condition_each_and_a_claim_is_concerned_by_i
     found = conditions.stated(bound.conditions, shared, servers)
     assert [(c.server, c.relation) for c in found] == [("d4", "equal"), ("d0", "differs")]
     assert [c.relation for c in conditions.of_claim(bound, found, shared, servers)] == ["equal"]
-    assert conditions.label(found[1]) == "speculation (d0)"
+    assert conditions.label(found[1]) == "speculative decoding (d0)"
 
 
 def test_facts_of_several_boots_and_servers_are_told_together(tmp_path):

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from dripping import dripping
 from publication import COMMIT, forge
 
 from llmrepro import git_files
@@ -104,6 +105,30 @@ def test_what_is_gone_too_large_or_out_of_reach_is_a_sentence_and_leaves_nothing
     monkeypatch.setitem(git_files.FORGES, "github.com", free + "{path}")
     with pytest.raises(GitFileFailure, match=r"x.txt could not be fetched \(no connection\); check the network"):
         git_files.fetch(file(), tmp_path)
+    assert not list(tmp_path.rglob("content"))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "],
+    ids=["body", "headers"],
+)
+def test_a_forge_that_drips_is_waited_for_only_so_long(tmp_path, monkeypatch, head):
+    monkeypatch.setattr(git_files, "WHOLE_S", 0.5)
+    with dripping(head, b" ") as url:
+        monkeypatch.setitem(git_files.FORGES, "github.com", url + "/{path}")
+        with pytest.raises(GitFileFailure, match="x.txt did not end within 0.5 s; try again on a better line"):
+            git_files.fetch(file(), tmp_path)
+    assert not list(tmp_path.rglob("content"))
+
+
+def test_a_file_that_breaks_off_is_not_kept(tmp_path, monkeypatch):
+    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" ", drops=2) as url:
+        monkeypatch.setitem(git_files.FORGES, "github.com", url + "/{path}")
+        with pytest.raises(
+            GitFileFailure, match=r"x.txt could not be fetched \(the connection broke off\); check"
+        ):
+            git_files.fetch(file(), tmp_path)
     assert not list(tmp_path.rglob("content"))
 
 

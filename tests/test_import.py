@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from folders import chat, folder, soup, table, text
 
-from llmrepro import catalog, cli, imported, metrics, receipt_results, receipts, run_folder, terms
+from llmrepro import catalog, cli, imported, metrics, receipt_file, receipt_results, receipts, run_folder, terms
 from llmrepro.charts import averages
 from llmrepro.run_folder import RunError
 
@@ -501,7 +501,7 @@ def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path):
 
 
 def test_a_file_beyond_the_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(receipts, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(receipt_file, "MOST_BYTES", 1 << 20)
     with pytest.raises(RunError, match="has more than 1 MiB; cut it into several files"):
         receipts.read(written(tmp_path, b" " * (2 << 20)))
 

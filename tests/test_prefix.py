@@ -7,7 +7,7 @@ import signal
 import pytest
 from test_workloads import read, servers
 
-from llmrepro import page_cache, parameters, results, run_folder, weights, workloads
+from llmrepro import jobs, page_cache, parameters, results, run_folder, weights, workloads
 from llmrepro import run as runs
 from llmrepro.engines import llama_cpp
 from llmrepro.workloads import MeasureFailure
@@ -44,7 +44,7 @@ def new_run(tmp_path, prepared):
 
 def measured(run, prepared):
     workloads.measure(run, prepared[0].path, prepared[1])
-    assert workloads.missing(run) == []
+    assert jobs.missing(run) == []
     return read(run)
 
 

@@ -442,3 +442,11 @@ def test_a_folder_that_was_changed_by_hand_earns_no_word_and_shows_its_ratios(tm
     assert {v["word"] for v in changed["verdicts"]} == {"not_evaluated"}
     assert all(v["reason"].startswith(why) for v in changed["verdicts"])
     assert changed["verdicts"][0]["ratio"] == pytest.approx(1.0)
+
+
+def test_words_of_a_record_do_not_make_it_a_changed_folder(tmp_path):
+    skipped = record("plan_move", status="skipped", error="as it says, the folder was changed by hand")
+    about = {"metric": "decode_tps", "value": {"point": 100.0}, "case": "code_runs"}
+    result = computed(tmp_path, [*(record(repeat=n) for n in range(3)), skipped], change=claiming(about))
+    assert any(flag.endswith("the folder was changed by hand") for flag in result["flags"])
+    assert verdicts(result)["c0"][0] == "reproduced"

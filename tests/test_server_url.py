@@ -13,13 +13,16 @@ from urllib.parse import quote
 
 import pytest
 import requests
+from dripping import dripping
 from folders import boot, fill, record, soup, text
 
 from llmrepro import (
     bench,
     catalog,
     engines,
+    exchange,
     facts,
+    jobs,
     machine,
     parameters,
     results,
@@ -84,11 +87,9 @@ def test_what_does_not_go_together_is_refused_before_a_folder_is_made(tmp_path, 
 
 def test_one_server_of_the_recipe_is_meant_and_it_is_there_once(tmp_path):
     run = create(tmp_path, overrides={"servers.default.boots": 3})
-    plan = workloads.plan(run.recipe, run.parameters)
+    plan = jobs.plan(run.recipe, run.parameters)
     assert {j.server for j in plan} == {"default"} and {j.replicate for j in plan} == {0}
-    assert {j.server for j in workloads.plan(create(tmp_path, servers=["mmap"]).recipe, run.parameters)} == {
-        "default"
-    }
+    assert {j.server for j in jobs.plan(create(tmp_path, servers=["mmap"]).recipe, run.parameters)} == {"default"}
     run.close()
 
 
@@ -387,7 +388,7 @@ def test_its_death_is_recorded_and_it_is_not_started_again_and_a_resumed_run_is_
     run.append = append
     with llama(prepared, port):
         workloads.measure(run, None, None)
-    assert workloads.missing(run) == []
+    assert jobs.missing(run) == []
     assert [(n, b["replicate"]) for n, b in runs.boots(run.path).items()] == [(1, 0), (2, 0)]
     speeds = [r for r in results.compute(run.path)["metrics"] if r["metric"] == "ttft_s" and r["case"] is None]
     assert {r["boots"] for r in speeds} == {1}, "a sitting that went on is no replication"
@@ -398,7 +399,7 @@ def test_its_death_is_recorded_and_it_is_not_started_again_and_a_resumed_run_is_
 def test_cases_that_need_a_start_are_skipped_with_the_reason(tmp_path, prepared, port):
     with llama(prepared, port, context="8192"):
         run = create(tmp_path, f"http://127.0.0.1:{port}", servers=["mmap"], profile="full", repeats=1)
-        plan = workloads.plan(run.recipe, run.parameters)
+        plan = jobs.plan(run.recipe, run.parameters)
         kinds = {w.id: w.kind for w in run.recipe.workloads}
         assert {kinds[j.workload] for j in plan} == {"restart"}
         workloads.measure(run, None, None)
@@ -497,32 +498,6 @@ def test_what_no_run_folder_can_hold_is_not_observed():
         assert bench.call(running, "/v1/models") is None
 
 
-@contextlib.contextmanager
-def dripping(head: bytes, drop: bytes):
-    """A server that answers `head`, then `drop` ten times a second and never ends."""
-    over = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            with contextlib.suppress(OSError):
-                self.wfile.write(head)
-                while not over.wait(0.1):
-                    self.wfile.write(drop)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        over.set()
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize(
     "head",
     [
@@ -532,7 +507,7 @@ def dripping(head: bytes, drop: bytes):
     ids=["body", "headers"],
 )
 def test_an_answer_that_drips_is_waited_for_only_so_long(monkeypatch, head):
-    monkeypatch.setattr(running_server, "WHOLE_S", 0.5)
+    monkeypatch.setattr(exchange, "WHOLE_S", 0.5)
     running = running_server.Running(1, "", None, None)
     with dripping(head, b" ") as running.url:
         with pytest.raises(RunError, match="/v1/models did not end its answer within 0.5 s; it must be a server"):
@@ -541,7 +516,7 @@ def test_an_answer_that_drips_is_waited_for_only_so_long(monkeypatch, head):
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(running_server, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(exchange, "MOST_BYTES", 1 << 20)
     running = running_server.Running(1, "", None, None)
     with listing(body=b" " * (2 << 20)) as (running.url, _):
         with pytest.raises(RunError, match="/v1/models answers with more than 1 MiB"):

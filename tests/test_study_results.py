@@ -147,7 +147,7 @@ def test_a_condition_that_differs_bars_the_word_and_the_ratio_is_still_shown(tmp
     bound = {"conditions": {"deciding": {"cpu_model": "Another processor"}}}
     found = judged(tmp_path, **bound)
     assert found["word"] == "not_comparable"
-    assert "cpu model: published Another processor, here A processor; llama-cpp 114 tok/s" in found["reason"]
+    assert "CPU: published Another processor, here A processor; llama-cpp 114 tok/s" in found["reason"]
     assert found["here"] == pytest.approx(1.8, rel=0.01)
 
 

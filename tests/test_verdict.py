@@ -33,12 +33,17 @@ def condition(relation, deciding=True, name="weights_sha256", **changes):
         ([], [], "not_evaluated", "no such value in this run"),
         ([fact(None)], [], "not_evaluated", "the engine does not tell it"),
         ([fact(None, note="it varied: [1, 2]")], [], "not_evaluated", "it varied: [1, 2]"),
-        ([fact(55)], [condition("differs")], "not_comparable", "weights sha256: published a, here b; equal here"),
+        (
+            [fact(55)],
+            [condition("differs")],
+            "not_comparable",
+            "sha256 of the weights: published a, here b; equal here",
+        ),
         (
             [fact(56)],
             [condition("differs")],
             "not_comparable",
-            "weights sha256: published a, here b; differs here",
+            "sha256 of the weights: published a, here b; differs here",
         ),
         ([fact(55)], [condition("differs", deciding=False)], "reproduced", "equal"),
         (
@@ -109,7 +114,10 @@ def test_a_condition_of_another_server_changes_nothing():
     other, own = (condition("differs", name="kv_dtype", server=s) for s in ("other", "default"))
     assert judged(about, fact(55), bound=[other]).word == "reproduced"
     said = judged(about, fact(55), bound=[own])
-    assert (said.word, said.reason) == ("not_comparable", "kv dtype (default): published a, here b; equal here")
+    assert (said.word, said.reason) == (
+        "not_comparable",
+        "type of the KV cache (default): published a, here b; equal here",
+    )
 
 
 def test_a_fact_of_the_file_depends_on_no_condition():
@@ -366,7 +374,7 @@ def test_a_differing_condition_is_named_and_the_ratio_still_shown():
     said = judged(claim(), sampled(*at(110.0)), bound=[condition("differs", name="cpu_model"), *limit])
     assert said.word == "not_comparable"
     assert said.reason.startswith(
-        "cpu model: published a, here b; gpu power limit w: published 180, here 250 "
+        "CPU: published a, here b; enforced power limit (W): published 180, here 250 "
         "(set it with `sudo nvidia-smi -i 1 -pl 180` and run again); "
         "110 tok/s here, 1.100 times the published (1.07"
     )

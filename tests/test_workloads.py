@@ -9,8 +9,20 @@ from collections import Counter
 import psutil
 import pytest
 
+from llmrepro import (
+    asker,
+    catalog,
+    engines,
+    jobs,
+    machine,
+    parameters,
+    prompts,
+    results,
+    run_folder,
+    weights,
+    workloads,
+)
 from llmrepro import bench as benches
-from llmrepro import catalog, engines, machine, parameters, prompts, results, run_folder, weights, workloads
 from llmrepro import run as runs
 from llmrepro.bench import Bench
 from llmrepro.client import Record
@@ -58,11 +70,11 @@ def read(run):
 def test_a_plan_asks_every_case_once_a_round(tmp_path):
     params = parameters.checked({"repeats": 2})
     recipe = parameters.resolved(catalog.load(catalog.DEFAULT), params)
-    plan = workloads.plan(recipe, params)
+    plan = jobs.plan(recipe, params)
     assert [j.case for j in plan[:10]] == 2 * list(recipe.workloads[0].cases)
     assert [j.repeat for j in plan[:10]] == 5 * [0] + 5 * [1]
     assert len(plan) == len(set(plan)) == 2 * 5 + 2 * 3
-    assert 0 < workloads.estimate_s(recipe, plan) < 600
+    assert 0 < jobs.estimate_s(recipe, plan) < 600
 
 
 def test_prompt_by_prompt_the_repeats_of_a_case_follow_each_other():
@@ -70,7 +82,7 @@ def test_prompt_by_prompt_the_repeats_of_a_case_follow_each_other():
     for protocol in ("rounds", "prompt_by_prompt"):
         params = parameters.checked({"repeats": 2, "overrides": {"workloads.chat.protocol": protocol}})
         recipe = parameters.resolved(catalog.load(catalog.DEFAULT), params)
-        plans[protocol] = workloads.plan(recipe, params)
+        plans[protocol] = jobs.plan(recipe, params)
     chat = [j for j in plans["prompt_by_prompt"] if j.workload == "chat"]
     assert [j.case for j in chat] == [case for case in recipe.workloads[0].cases for _ in range(2)]
     assert [j.repeat for j in chat] == 5 * [0, 1]
@@ -201,7 +213,7 @@ def test_every_request_is_recorded_with_exact_counts_and_no_cache(run, prepared)
     assert len({r.prompt_sha256 for r in asked if r.workload == "prefill"}) == 6
     warm_up = next(r for r in records if r.warmup)
     assert warm_up.prompt_sha256 not in {r.prompt_sha256 for r in asked}
-    assert workloads.missing(run) == []
+    assert jobs.missing(run) == []
     texts = {r.case: r.text_sha256 for r in asked if r.workload == "chat"}
     assert all(texts[r.case] == r.text_sha256 for r in asked if r.workload == "chat")  # greedy, one thread
     boot = runs.boots(run.path)[1]
@@ -247,7 +259,7 @@ def test_a_server_that_dies_is_a_row_and_the_rest_goes_on(run, prepared, monkeyp
     assert "SIGKILL" in dead.error
     assert set(runs.boots(run.path)) == {1, 2}
     asked = [r for r in records if not r.warmup]
-    assert workloads.missing(run) == []
+    assert jobs.missing(run) == []
     assert len(asked) == 17  # the one in which it was killed was asked once more
     (again,) = [r for r in asked if (r.case, r.repeat, r.status) == (dead.case, dead.repeat, "ok")]
     assert again.boot == 2
@@ -257,14 +269,14 @@ def test_a_server_that_dies_is_a_row_and_the_rest_goes_on(run, prepared, monkeyp
 @pytest.mark.engine
 def test_a_server_that_dies_while_a_prompt_is_cut_is_a_row_too(run, prepared, monkeypatch):
     monkeypatch.setattr(workloads, "DEATHS", 0)
-    count = workloads._Asker._count
+    count = asker.Asker._count
 
-    def killing(asker, text):
+    def killing(asked_by, text):
         for process in servers(run):
             process.kill()
-        return count(asker, text)
+        return count(asked_by, text)
 
-    monkeypatch.setattr(workloads._Asker, "_count", killing)
+    monkeypatch.setattr(asker.Asker, "_count", killing)
     with pytest.raises(MeasureFailure, match="died 1 time, last during prefill 32"):
         measure(run, prepared)
     dead = read(run)[-1]
@@ -304,7 +316,7 @@ def test_an_interrupted_run_keeps_its_records_and_resumes_with_what_is_missing(r
     assert run_folder.status(run.path)["outcome"] == "stopped"
     assert not servers(run)
     assert len(read(run)) == 7
-    left = workloads.missing(run)
+    left = jobs.missing(run)
     assert len(left) == 10
     again = runs.create(parameters.checked({"resume": str(run.path)}))
     records = measure(again, prepared)

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from llmrepro import (
     containers,
     engines,
+    exchange,
     fixes,
     machine,
     numa,
@@ -21,7 +23,7 @@ from llmrepro import (
     running_server,
     server,
 )
-from llmrepro.client import TRANSPORT_ERRORS, Question, Record, ask
+from llmrepro.client import Question, Record, ask
 from llmrepro.progress import Progress
 from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
@@ -109,6 +111,7 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
         running.answered = watch.look
         # a container's server is no child of the command that was started
         pid = running.pid if cidfile[-1] is None else containers.main_pid(cidfile[-1])
+        running.main_pid = pid
         if one.numa_node is not None:
             told["cpus_allowed"] = numa.allowed(pid)
         if cidfile[-1] is not None:
@@ -240,10 +243,28 @@ def ask_one(running: server.Boot | running_server.Running, asked: Question, time
     return record
 
 
+def ask_together(
+    running: server.Boot | running_server.Running, asked: list[Question], timeout_s: float = 600
+) -> list[Record]:
+    """The answers to requests that are sent at once, in their order. An interrupt leaves them unfinished."""
+    answers: list[Record | None] = [None] * len(asked)
+    start = threading.Barrier(len(asked))
+
+    def one(place: int) -> None:
+        start.wait()
+        answers[place] = ask_one(running, asked[place], timeout_s)
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(0.2)
+    if None in answers:
+        raise RuntimeError("a request could not be asked; see the traceback above")
+    return answers
+
+
 def call(running: server.Boot | running_server.Running, path: str, body: dict | None = None) -> Any:
     """A plain request to the server's API: parsed JSON, or the text that is none; None without a good answer."""
-    try:
-        answer = running_server.fetch(running.url + path, running.api_key, body)
-        return answer.read(running.api_key) if answer.status < 400 else None
-    except (*TRANSPORT_ERRORS, RecursionError):
-        return None
+    return exchange.asked(running.url + path, running.api_key, body)

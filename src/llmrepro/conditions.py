@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from llmrepro import prompts
+from llmrepro import prompts, terms
 from llmrepro.claim import Claim, Conditions, Side
 from llmrepro.gpus import power_limit_command
 from llmrepro.matching import same
@@ -107,7 +107,8 @@ def named(conditions: Iterable[Condition]) -> str:
 
 
 def label(found: Condition) -> str:
-    return found.name.replace("_", " ") + (f" ({found.server})" if found.server else "")
+    title = terms.CONDITIONS.get(found.name) or found.name.replace("_", " ")
+    return title + (f" ({found.server})" if found.server else "")
 
 
 def counted(conditions: Iterable[Condition]) -> str:

@@ -11,8 +11,8 @@ BUSY_CPUS, BUSY_STEAL = 0.2, 0.05  # kept busy by others during a boot; share of
 DIFFERS = 0.03  # client against server beyond this is flagged
 
 
-def of(records: list[Record], rows: list[dict]) -> list[str]:
-    """What a reader must know before believing a number."""
+def of(records: list[Record], rows: list[dict], suites: set[str]) -> list[str]:
+    """What a reader must know before believing a number; `suites` are the workloads whose rounds have a value."""
     found = []
     skipped = {(r.workload, r.case, r.server): r.error for r in records if r.status == "skipped"}
     found += [
@@ -28,23 +28,35 @@ def of(records: list[Record], rows: list[dict]) -> list[str]:
     repeated = sum(_repeats(r) for r in records if r.status in ANSWERED)
     if repeated:
         found.append(f"{repeated} of {len(records)} answers are one token over and over")
-    found += _drift(records) + _broken_rounds(records)
-    return found
+    return found + _drift(records) + _twice(records) + _broken_rounds(records, suites)
 
 
-def _broken_rounds(records: list[Record]) -> list[str]:
-    """Rounds without an answer to every prompt, which are in no suite value; and requests that stand twice."""
-    found = []
+def changed(records: list[Record], started: dict[int, dict]) -> list[str]:
+    """What tells that the folder is not as it was written, so that no word is earned by it."""
+    return _twice([r for r in records if not r.warmup]) + without_boot(records, started)
+
+
+def _twice(records: list[Record]) -> list[str]:
+    """Requests with more than one answer, which no run of the kit writes."""
+    twice = sum(n > 1 for n in _answers(records).values())
+    said = f"{twice} requests stand more than once in records.jsonl: the folder was changed by hand"
+    return [said] if twice else []
+
+
+def _answers(records: list[Record]) -> Counter[tuple]:
+    """How often each request was answered."""
     good = [r for r in records if r.status in ANSWERED]
-    keys = Counter((r.server, r.boot, r.workload, r.case, r.repeat) for r in good)
-    twice = sum(n > 1 for n in keys.values())
-    if twice:
-        found.append(f"{twice} requests stand more than once in records.jsonl: the folder was changed by hand")
-    for workload in sorted({r.workload for r in records}):
+    return Counter((r.server, r.boot, r.workload, r.case, r.repeat, r.stream_number) for r in good)
+
+
+def _broken_rounds(records: list[Record], suites: set[str]) -> list[str]:
+    """Rounds of suites without an answer to every prompt, which are in none of their values."""
+    found, answers = [], _answers(records)
+    for workload in sorted({r.workload for r in records} & suites):
         mine = [k for k in {(r.server, r.boot, r.case, r.repeat) for r in records if r.workload == workload}]
         cases = {case for _, _, case, _ in mine}
         rounds = {(server, boot, repeat) for server, boot, _, repeat in mine}
-        whole = [k for k in rounds if all(keys[k[0], k[1], workload, case, k[2]] for case in cases)]
+        whole = [k for k in rounds if all(answers[k[0], k[1], workload, case, k[2], 0] for case in cases)]
         if len(whole) < len(rounds):
             found.append(
                 f"{len(rounds) - len(whole)} of {len(rounds)} rounds of {workload} lack an answer; no suite value "

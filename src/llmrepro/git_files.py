@@ -5,12 +5,13 @@ import json
 import os
 import re
 import tempfile
-import time
 from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
 import requests
+import urllib3
 
+from llmrepro.exchange import Bounds, Late, TooLarge
 from llmrepro.parts import GitFile
 
 # {repo} is what stands between the host and the end of the repository's address: owner/name, or more on GitLab.
@@ -82,48 +83,53 @@ def _write(target: Path, content: bytes) -> None:
 
 
 def _get(url: str) -> bytes:
-    """The body of a good answer. A redirect is followed to the hosts of FORGES only, never to another."""
-    known = {urlsplit(form).netloc for form in FORGES.values()} | {urlsplit(url).netloc}
-    first, deadline = url, time.monotonic() + WHOLE_S
+    """The body of a good answer, at its end within WHOLE_S of the first question."""
+    bounds = Bounds(WHOLE_S, MOST_BYTES)
+    try:
+        return bounds.wait(lambda: _followed(url, bounds))
+    except TooLarge:
+        raise GitFileFailure(
+            f"{url} has more than {MOST_BYTES >> 20} MiB, which is no prompt; nothing was kept"
+        ) from None
+    except Late:
+        raise GitFileFailure(f"{url} did not end within {WHOLE_S:g} s; try again on a better line") from None
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise GitFileFailure(
+            f"{url} could not be fetched ({_reason(error)}); check the network, then start a new run"
+        ) from None
+
+
+def _followed(first: str, bounds: Bounds) -> bytes:
+    """A redirect is followed to the hosts of FORGES only, never to another."""
+    known = {urlsplit(form).netloc for form in FORGES.values()} | {urlsplit(first).netloc}
+    url = first
     with requests.Session() as session:
         session.auth = lambda request: request  # else requests sends what ~/.netrc has for the host
         for _ in range(MOST_REDIRECTS + 1):
-            try:
-                timeouts = (CONNECT_S, SILENCE_S)
-                with session.get(url, timeout=timeouts, stream=True, allow_redirects=False) as answer:
-                    if not answer.is_redirect:
-                        return _body(answer, first, deadline)
-                    url = urljoin(url, answer.headers["Location"])
-            except requests.RequestException as error:
-                raise GitFileFailure(
-                    f"{first} could not be fetched ({_reason(error)}); check the network, then start a new run"
-                ) from None
+            timeouts = (CONNECT_S, SILENCE_S)
+            with session.get(url, timeout=timeouts, stream=True, allow_redirects=False) as answer:
+                if not answer.is_redirect:
+                    return _body(answer, first, bounds)
+                url = urljoin(url, answer.headers["Location"])
             if urlsplit(url).netloc not in known or urlsplit(url).scheme != urlsplit(first).scheme:
                 raise GitFileFailure(f"{first} leads to {url}, which is another host; nothing was fetched from it")
     raise GitFileFailure(f"{first} leads on more than {MOST_REDIRECTS} times; look at it in a browser")
 
 
-def _body(answer: requests.Response, url: str, deadline: float) -> bytes:
+def _body(answer: requests.Response, url: str, bounds: Bounds) -> bytes:
     if answer.status_code != 200:
         gone = (
             "; the repository, the commit or the file is gone or not public" if answer.status_code == 404 else ""
         )
         raise GitFileFailure(f"{url} answered {answer.status_code} {answer.reason or ''}".rstrip() + gone)
-    content = bytearray()
-    for chunk in answer.iter_content(65536):
-        content += chunk
-        if len(content) > MOST_BYTES:
-            raise GitFileFailure(
-                f"{url} has more than {MOST_BYTES >> 20} MiB, which is no prompt; nothing was kept"
-            )
-        if time.monotonic() > deadline:
-            raise GitFileFailure(f"{url} did not end within {WHOLE_S:g} s; try again on a better line")
-    return bytes(content)
+    return bounds.read(answer)
 
 
-def _reason(error: requests.RequestException) -> str:
-    if isinstance(error, requests.Timeout):
+def _reason(error: requests.RequestException | urllib3.exceptions.HTTPError) -> str:
+    if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
         return "no answer in time"
+    if isinstance(error, urllib3.exceptions.ProtocolError):
+        return "the connection broke off"
     if isinstance(error, requests.exceptions.SSLError):
         return "its certificate is not trusted here"
     if isinstance(error, requests.exceptions.ProxyError):

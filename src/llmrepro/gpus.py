@@ -89,6 +89,16 @@ class Watch:
         return told
 
 
+def taken_gib() -> float | None:
+    """Memory taken on the visible GPUs, by whomever; None where it cannot be told."""
+    try:
+        with _nvml():
+            seen = [_asked(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in _visible()]
+    except pynvml.NVMLError:
+        return None
+    return round(sum(m.used for m in seen) / GIB, 3) if seen and None not in seen else None
+
+
 def power_limit_command(gpu: int, watts: float) -> str:
     """What a person types to set a card's power limit; it needs root, and lasts until the driver is unloaded."""
     return f"sudo nvidia-smi -i {gpu} -pl {watts:g}"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from llmrepro import workloads
+from llmrepro import jobs
 from llmrepro.client import Record
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
@@ -50,7 +50,7 @@ class Findings:
     @property
     def out_of_profile(self) -> set[str]:
         """Ids of the claims about servers or workloads that this run leaves out, by its profile or its choice."""
-        planned = {(j.server, j.workload) for j in workloads.plan(self.recipe, self.parameters)}
+        planned = {(j.server, j.workload) for j in jobs.plan(self.recipe, self.parameters)}
         about = [(c.id, [c]) for c in self.recipe.claims]
         about += [(c.id, [c.a, c.b]) for c in self.recipe.comparisons]
         return {

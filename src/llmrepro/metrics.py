@@ -151,6 +151,21 @@ def e2e_tps(record: Record) -> float | None:
     return n / last_s if n and last_s else None
 
 
+def throughput_tps(together: list[Record]) -> float | None:
+    """Sum of N / (last t_last - first t_send) of requests that were sent at once; untold where one's N is."""
+    counts, lasts = [r.output_tokens for r in together], [t_last_s(r) for r in together]
+    if not together or None in counts or None in lasts:
+        return None
+    sent_ns = [r.t_send_ns for r in together]
+    end_s = max((sent - min(sent_ns)) / 1e9 + last for sent, last in zip(sent_ns, lasts, strict=True))
+    return sum(counts) / end_s if end_s > 0 else None
+
+
+def server_peak_gib(record: Record) -> float | None:
+    """Peak resident memory of the server's processes until right after this answer, since each began."""
+    return (record.memory or {}).get("server_peak")
+
+
 def prefill_tps(record: Record) -> float | None:
     """(prompt tokens - cached) / ttft; untold under 256 prompt tokens or with an unknown cached share."""
     n, cached, first_s = record.prompt_tokens, record.cached_tokens, ttft_s(record)
@@ -245,6 +260,7 @@ DEFINITIONS: dict[str, Definition] = {
     "prefill_tps.published_2026_08": prefill_tps_published_2026_08,
     "prefill_tps.server": prefill_tps_server,
     "acceptance": acceptance,
+    "memory.server_peak_gib": server_peak_gib,
     "f_keep": f_keep,
     "repetition_share": repetition_share,
 }

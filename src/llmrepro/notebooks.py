@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from llmrepro import catalog, workloads
+from llmrepro import catalog, jobs
 from llmrepro.markup import showable
 from llmrepro.model import Weights, WeightsFile
 from llmrepro.notation import plural
@@ -194,8 +194,8 @@ def _workload(recipe: Recipe, workload: Workload) -> str:
     """Its title, and the measured requests of a whole run, warm-ups not counted."""
     title = f"{_prose(workload.title)}: " if workload.title else ""
     profile, *more = workload.profiles or ["quick"]
-    jobs = workloads.plan(recipe, Parameters(profile=profile))
-    requests = plural(sum(job.workload == workload.id for job in jobs), "request")
+    asked = [job for job in jobs.plan(recipe, Parameters(profile=profile)) if job.workload == workload.id]
+    requests = plural(jobs.requests(recipe, asked), "request")
     return f"{title}{requests}" + ("" if more else f", with profile {profile} only")
 
 

@@ -6,7 +6,7 @@ from llmrepro import terms
 from llmrepro.claim import Value
 
 # How an engine fails at a length; whatever else goes wrong (a key, a busy server, a network) says nothing of it.
-OF_LENGTH = {"context_overflow", "oom", "engine_died"}
+OF_LENGTH = {"context_overflow", "oom", "engine_died", "early_stop", "xid"}
 REFUSED = {400, 413}  # a prompt too long, where the server does not say it in words that are known
 NEAR = 0.02  # a prompt cut to a length misses it by a few tokens
 

@@ -81,9 +81,8 @@ def _must_be_the_recipes(path: Path, result: dict) -> None:
             f"{path} asked a server that somebody else started, so that what was measured is not known; "
             "give a run without server_url"
         )
-    changed = [flag for flag in result["flags"] if flag.endswith(results.CHANGED)]
-    if changed:
-        raise RunError(f"{path}: {'; '.join(changed)}; give a run as it was written")
+    if changed := results.measured(path).absent:
+        raise RunError(f"{path}: {changed}; give a run as it was written")
     found = [conditions.Condition(**c) for c in result["conditions"]]
     differs = [c for c in conditions.differing(found) if not c.name.startswith(("cpu_", "gpu_"))]
     if differs:

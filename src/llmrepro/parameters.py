@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, running_server, terms
+from llmrepro import catalog, own_prompts, running_server, terms
 from llmrepro import recipe as recipes
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError
@@ -25,6 +25,9 @@ class Parameters(BaseModel):
     resume: str | None = Field(None, description="a run folder to go on with")
     runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
     weights_path: str | None = Field(None, description="your own copy of the weights file")
+    prompts_file: str | None = Field(
+        None, description="your own prompts: .jsonl, one a line; or a text for ladders"
+    )
     server_url: str | None = Field(None, description="a server that already runs: nothing is installed")
     trust: bool = Field(False, description="install what a recipe from elsewhere names")
     overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
@@ -76,6 +79,8 @@ def settled(recipe: Recipe, params: Parameters) -> Parameters:
 
 def resolved(recipe: Recipe, params: Parameters) -> Recipe:
     """The recipe as it will be run: overrides applied, repeats set. Raises RunError."""
+    if params.prompts_file is not None:
+        recipe = own_prompts.applied(recipe, params.prompts_file)
     data = json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True))
     for path, value in params.overrides.items():
         _override(data, path.split("."), value, path)

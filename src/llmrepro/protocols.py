@@ -12,6 +12,7 @@ from typing import Literal
 from llmrepro.workload import CASES, Workload
 
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
+SHORTEST = 20  # tokens of a salted prompt: its head has half of them
 SHORT_TOKENS = 60  # of a prompt in the cache, or of a chat prompt
 
 
@@ -63,7 +64,7 @@ def steps(workload: Workload) -> list[Step]:
             Step("restarted", cold=True, fresh=True),
             *([Step("restored", fresh=True, slot="restore")] if workload.restore else []),
         ]
-    return [Step(case, cold=workload.kind == "prefill") for case in workload.cases]
+    return [Step(case, cold=workload.kind in ("prefill", "ladder")) for case in workload.cases]
 
 
 def needed(workload: Workload, case: str) -> list[Step]:
@@ -80,7 +81,8 @@ def seconds(workload: Workload, case: str) -> float:
     """Seconds that a case may take on two slow cores, with the steps of no case right before it."""
     own = needed(workload, case)
     start = max((i + 1 for i, s in enumerate(own[:-1]) if s.case in workload.cases), default=0)
-    return sum(
+    streams = int(case) if workload.kind == "concurrency" else 1
+    return streams * sum(
         _prompt_tokens(workload, s) / SLOW_PREFILL_TPS + workload.max_tokens / SLOW_DECODE_TPS for s in own[start:]
     )
 
@@ -88,13 +90,18 @@ def seconds(workload: Workload, case: str) -> float:
 def _prompt_tokens(workload: Workload, step: Step) -> int:
     if not step.cold:
         return SHORT_TOKENS
-    return int(step.case) if workload.kind == "prefill" else workload.head_tokens
+    return int(step.case) if workload.kind in ("prefill", "ladder") else workload.head_tokens
 
 
 def salt(*of: object) -> str:
     """Eight digits that the same labels always give. Digits, because a tokenizer takes them one by one or in
     threes: another digit in a place changes no count."""
     return str(int(hashlib.sha256(" ".join(map(str, of)).encode()).hexdigest(), 16))[:8]
+
+
+def head(salt: str) -> str:
+    """The line that salted prompts begin with."""
+    return f"{salt}: a note.\n"
 
 
 def with_own_line(text: str, salt: str) -> str:
@@ -114,17 +121,17 @@ def salted(text: str, tokens: int, salt: str, count: Callable[[str], int]) -> st
     The salt stands at the head, so that no prefix of an earlier prompt can be reused. Raises MeasureFailure
     when the text is too short or the count cannot be met.
     """
-    head, words = f"{salt}: a note.\n", text.split(" ")
+    begin, words = head(salt), text.split(" ")
     low, high = 0, len(words)
-    longest = count(head + text)
+    longest = count(begin + text)
     if longest < tokens:
         raise MeasureFailure(
             f"a prompt of {tokens} tokens is wanted and the workload's text has {longest}; give it a longer text"
         )
     while low < high:  # most words that fit
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if count(head + " ".join(words[:middle])) <= tokens else (low, middle - 1)
-    prompt = head + " ".join(words[:low])
+        low, high = (middle, high) if count(begin + " ".join(words[:middle])) <= tokens else (low, middle - 1)
+    prompt = begin + " ".join(words[:low])
     for _ in range(tokens):
         if count(prompt) >= tokens:
             break

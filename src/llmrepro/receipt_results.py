@@ -36,6 +36,7 @@ UNTOLD = {
     "prefill_tps.published_2026_08": NO_FIRST_EVENT,
     "ttfat_s": "where reasoning ended is not in the file",
     "decode_tps.server": "times by the server's own clock are not in the file",
+    "memory.server_peak_gib": "what memory the server took is not in the file",
     "prefill_tps.server": "times by the server's own clock are not in the file",
     "acceptance": "how many tokens were drafted and accepted is not in the file",
     "f_keep": "what the server logged is not in the file",

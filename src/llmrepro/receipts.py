@@ -3,18 +3,16 @@
 A file is taken whole or not at all: every row that is not what it should be is named with its line.
 """
 
-import csv
-import io
-import json
 import math
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from llmrepro import receipt_file
+from llmrepro.receipt_file import shown
 from llmrepro.run_folder import RunError
 
 # The names under which a column is taken, the kit's own first, and what its numbers are multiplied with.
@@ -38,8 +36,6 @@ NEEDED = ("suite", "case", "output_tokens", "ttft_s", "total_s")
 OPTIONAL_COUNTS = ("repeat", "prompt_tokens", "cached_tokens", "max_tokens")
 MOST_FAULTS, LONGEST_NAME = 20, 200
 LARGEST_COUNT, SHORTEST_S, LONGEST_S = 2**53, 1e-6, 1e7
-MOST_BYTES, LONGEST_LINE, MOST_COLUMNS, MOST_DEPTH, MOST_DIGITS = 256 << 20, 1 << 20, 200, 20, 300
-UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
 class Receipt(BaseModel):
@@ -73,18 +69,16 @@ class Receipts(NamedTuple):
 
 def read(path: Path) -> Receipts:
     """The rows of a file. Raises RunError naming every fault with its line, or the columns found and needed."""
-    text = _text(path)
-    first = text.lstrip()[:1]
-    if first == "[":
-        raise RunError(f"{path} is one JSON array; write one JSON object a line, without the brackets and commas")
-    lines = _json_lines(text) if first == "{" else _csv(text)
+    text = receipt_file.read(path)
+    if not text.strip():
+        raise RunError(f"{path} is empty; it needs a row for each request, with {_needed()}")
     faults: list[str] = []
     rows: list[Receipt] = []
     taken: dict[str, str] = {}
     extra: dict[str, None] = {}
     at: dict[tuple, int] = {}
     places: dict[tuple[str, ...], dict[str, tuple[str, float]]] = {}
-    for line, found in lines:
+    for line, found in receipt_file.lines(path, text):
         if isinstance(found, str):
             faults.append(f"line {line}: {found}")
             continue
@@ -94,161 +88,19 @@ def read(path: Path) -> Receipts:
                 places[names] = _places(names)
                 taken |= {own: name for name, (own, _) in places[names].items()}
                 extra |= dict.fromkeys(n for n in names if n not in taken)
-            rows.append(_receipt(found, places[names], line, at))
+            if isinstance(found, dict):
+                rows.append(_receipt(found, places[names], line, at))
         except ValueError as error:
             faults.append(f"line {line}: {error}")
             if not places:  # a file without its columns is one fault, not thousands
                 break
     if faults:
         more = f"\n  and {len(faults) - MOST_FAULTS:,} more" if len(faults) > MOST_FAULTS else ""
-        shown = "".join(f"\n  {fault}" for fault in faults[:MOST_FAULTS])
-        raise RunError(f"{path}: nothing was imported. Mend these lines, or take the rows out:{shown}{more}")
+        listed = "".join(f"\n  {fault}" for fault in faults[:MOST_FAULTS])
+        raise RunError(f"{path}: nothing was imported. Mend these lines, or take the rows out:{listed}{more}")
     if not rows:
         raise RunError(f"{path} holds no request; it needs a row for each, with {_needed()}")
     return Receipts(rows, taken, list(extra))
-
-
-def _text(path: Path) -> str:
-    content = _content(path)
-    if content.startswith(UTF_16_OR_32):
-        raise RunError(f"{path} is UTF-16 or UTF-32; save it as UTF-8")
-    if b"\0" in content:
-        raise RunError(f"{path} is no text; give a CSV file or JSON lines")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise RunError(f"{path}, line {line}: not UTF-8 ({error.reason}); save it as UTF-8") from None
-    if not text.strip():
-        raise RunError(f"{path} is empty; it needs a row for each request, with {_needed()}")
-    return text
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a file, which must be one: what never ends must not be waited for, nor fill the memory."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise RunError(f"{path} is no ordinary file; save what it gives as one, a CSV file or JSON lines")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{path} cannot be read: {reason}; give a CSV file or JSON lines") from None
-    if len(content) > MOST_BYTES:
-        raise RunError(f"{path} has more than {MOST_BYTES >> 20} MiB; cut it into several files")
-    if len(content) > LONGEST_LINE:
-        for number, line in enumerate(re.finditer(rb"[^\r\n]*(\r\n|\r|\n|\Z)", content), 1):
-            if line.end() - line.start() > LONGEST_LINE:
-                raise RunError(
-                    f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; it must be one request"
-                )
-    return content
-
-
-def _csv(text: str) -> Iterator[tuple[int, dict | str]]:
-    """(line, cells by column) of each row, or (line, what is wrong with it). Its separator is the one of comma,
-    semicolon and tab that the first line has most of."""
-    head = text.lstrip().partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count), strict=True)
-    names: list[str] | None = None
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield reader.line_num, f"no whole row ({error})"
-            return
-        if not any(cell.strip() for cell in cells):
-            continue
-        if names is None:
-            if len(cells) > MOST_COLUMNS:
-                yield reader.line_num, _too_many(len(cells))
-                return
-            names = [cell.strip() for cell in cells]
-            if len(set(names)) < len(names):
-                twice = next(n for n in names if names.count(n) > 1)
-                yield reader.line_num, f"two columns are called {twice!r}; give each its own name"
-                return
-            try:
-                _places(tuple(names))
-            except ValueError as error:
-                yield reader.line_num, str(error)
-                return
-        elif len(cells) != len(names):
-            yield reader.line_num, f"{len(cells)} cells where the head has {len(names)} columns"
-        else:
-            yield reader.line_num, dict(zip(names, cells, strict=True))
-
-
-def _json_lines(text: str) -> Iterator[tuple[int, dict | str]]:
-    columns: set[str] = set()
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(
-                line, parse_constant=_no_number, parse_float=_float, parse_int=_int, object_pairs_hook=_once
-            )
-        except (json.JSONDecodeError, RecursionError) as error:
-            said = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            yield number, f"no whole JSON object ({said}); was the line cut?"
-            continue
-        except ValueError as error:
-            yield number, str(error)
-            continue
-        if not isinstance(found, dict):
-            yield number, "no JSON object"
-            continue
-        columns.update(found)
-        if len(columns) > MOST_COLUMNS:
-            yield number, _too_many(len(columns))
-            return
-        yield number, _unfit(line, found) or found
-
-
-def _too_many(columns: int) -> str:
-    return f"{columns:,} columns, and {MOST_COLUMNS} are the most; leave out those that are about no request"
-
-
-def _unfit(line: str, found: dict) -> str | None:
-    """Why an object of a line cannot be kept, or None."""
-    if line.count("[") + line.count("{") > MOST_DEPTH and _deep(found, MOST_DEPTH):
-        return f"more than {MOST_DEPTH} arrays and objects within each other; leave that column out"
-    if "\\u" in line:
-        try:
-            json.dumps(found, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return "half a character (\\ud800 to \\udfff alone), which is no text; write the whole one or none"
-    return None
-
-
-def _deep(value: Any, most: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return most < 0 or any(_deep(one, most - 1) for one in inner)
-
-
-def _no_number(word: str):
-    raise ValueError(f"{word} is no number in JSON")
-
-
-def _float(text: str) -> float | str:
-    """A number, or its text where it is too large to be one here: what a file states is kept."""
-    number = float(text)
-    return number if math.isfinite(number) else text
-
-
-def _int(text: str) -> int | str:
-    return int(text) if len(text) <= MOST_DIGITS else text
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two values are called {_shown(twice)}; give each its own name")
-    return found
 
 
 def _places(names: tuple[str, ...]) -> dict[str, tuple[str, float]]:
@@ -325,7 +177,7 @@ def _contradictions(cells: dict[str, Any], places: dict[str, tuple[str, float]],
     )
     if None not in (ttft_s, total_s) and total_s < ttft_s:
         total, ttft = own["total_s"], own["ttft_s"]
-        yield f"{total} is {_shown(cells[total])}, less than {ttft}, {_shown(cells[ttft])}"
+        yield f"{total} is {shown(cells[total])}, less than {ttft}, {shown(cells[ttft])}"
     if prompt == 0:
         yield f"{own['prompt_tokens']} is 0; leave it empty where it is not known"
     elif None not in (cached, prompt) and cached > prompt:
@@ -345,7 +197,7 @@ def _name(cells: dict[str, Any], places: dict[str, tuple[str, float]], name: str
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_NAME:
-        raise ValueError(f"{own} is {_shown(value)}, not a name of 1 to {LONGEST_NAME} characters")
+        raise ValueError(f"{own} is {shown(value)}, not a name of 1 to {LONGEST_NAME} characters")
     return value.strip()
 
 
@@ -359,7 +211,7 @@ def _count(cells: dict[str, Any], places: dict[str, tuple[str, float]], name: st
         return None
     least = 1 if needed else 0
     if number != int(number) or not least <= number <= LARGEST_COUNT:
-        raise ValueError(f"{own} is {_shown(value)}, not a whole number from {least} on")
+        raise ValueError(f"{own} is {shown(value)}, not a whole number from {least} on")
     return int(number)
 
 
@@ -371,7 +223,7 @@ def _time(cells: dict[str, Any], places: dict[str, tuple[str, float]], name: str
     # rounded where a factor came in, since 218.9 ms are 0.2189 s and not 0.21890000000000001
     seconds = number if factor == 1 else float(f"{number * factor:.12g}")
     if not SHORTEST_S <= seconds <= LONGEST_S:
-        raise ValueError(f"{own} is {_shown(cells[own])}, no time after the request was sent")
+        raise ValueError(f"{own} is {shown(cells[own])}, no time after the request was sent")
     return seconds
 
 
@@ -386,13 +238,8 @@ def _number(own: str, value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{own} is {_shown(value)}, no number")
+        raise ValueError(f"{own} is {shown(value)}, no number")
     return number
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 READ = {

@@ -4,7 +4,7 @@ from collections import defaultdict
 from math import sqrt
 from statistics import fmean
 
-from llmrepro import intervals, metrics, outcomes, pairing, rows, terms
+from llmrepro import intervals, jobs, ladder, metrics, outcomes, pairing, rows, terms
 from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
 from llmrepro.workload import CASES, Workload
@@ -27,6 +27,7 @@ def of_workload(
     good = [r for r in records if r.status in ANSWERED]
     where = {"server": server, "workload": workload.id}
     usual = PER_CASE_CACHED if workload.kind in CASES else PER_CASE
+    usual = (*usual, "memory.server_peak_gib") if workload.kind == "ladder" else usual
     suites = PER_SUITE if workload.kind == "chat" else ()
     for case in workload.cases:
         mine = [r for r in good if r.case == case]
@@ -43,6 +44,10 @@ def of_workload(
         found += _suite(workload, metric, good, **where)
     if workload.kind == "prefill":
         found += _slope(good, **where)
+    if workload.kind == "concurrency":
+        found += _throughput(workload, good, **where)
+    if workload.rises:
+        found += ladder.reached(workload, records, **where)
     return found
 
 
@@ -87,23 +92,23 @@ def _outcome(of: Workload, records: list[Record], boots: int, *, case: str, **wh
     the one told; `unasked` are requests of a complete run that were skipped or are missing. A request that was
     asked again after the server died in it counts as it ended the last time. None of it where nothing was asked.
     """
-    last = {(r.boot, r.repeat): r for r in records if r.status != "skipped"}
+    last = {(r.boot, r.repeat, r.stream_number): r for r in records if r.status != "skipped"}
     if not last:
         return []
     asked = list(last.values())
-    bad = [r for r in asked if r.status not in ANSWERED]
+    bad = [r for r in asked if (ladder.failed(r) if of.rises else r.status not in ANSWERED)]
     bad.sort(key=lambda r: not outcomes.of_length(r.status, r.http_status))
-    unasked = max(boots * of.repeats - len(asked), 0)
+    unasked = max(boots * of.repeats * jobs.streams(of, case) - len(asked), 0)
     again = sum(r.status == "engine_died" for r in records) - sum(r.status == "engine_died" for r in asked)
-    tokens = _asked_tokens(of, case, asked)
+    tokens = ladder.asked_tokens(of, case, asked)
     said = [f"{len(asked)} of {len(asked) + unasked} asked"] if unasked else []
     said += [f"{len(asked) - len(bad)} of {len(asked)} requests answered"]
-    said += [f"{bad[0].status.replace('_', ' ')}: {bad[0].error or 'no reason told'}"] if bad else []
+    said += [ladder.reason(bad[0])] if bad else []
     said += [f"{again} died and was asked again"] if again else []
     return [
         rows.row(
             "outcome",
-            bad[0].status if bad else "ok",
+            ladder.ending(bad[0]) if bad else "ok",
             case=case,
             n=len(asked),
             boots=len({r.boot for r in asked}),
@@ -116,15 +121,23 @@ def _outcome(of: Workload, records: list[Record], boots: int, *, case: str, **wh
     ]
 
 
-def _asked_tokens(workload: Workload, case: str, records: list[Record]) -> int | None:
-    """Fewest prompt tokens of a case's requests as the server counted them; where it counted none, as planned."""
-    counted = [r.prompt_tokens for r in records if r.prompt_tokens is not None]
-    if counted:
-        return min(counted)
-    if workload.kind == "prefill":
-        return int(case)
-    source = next((p.source for p in workload.prompts if p.id == case), None)
-    return source.prompt_tokens if source else None
+def _throughput(of: Workload, records: list[Record], **where) -> list[dict]:
+    """Output tokens of all streams per second, from the first request sent to the last token of any, a round each.
+    A round in which a stream has no answer, or no count of tokens, has none."""
+    rounds: dict[tuple, list[Record]] = defaultdict(list)
+    for record in records:
+        rounds[record.case, record.boot, record.repeat].append(record)
+    found = []
+    for case in of.cases:
+        by_boot: dict[int, list[float]] = defaultdict(list)
+        for (name, boot, _), together in sorted(rounds.items()):
+            if name == case and len(together) == jobs.streams(of, case):
+                speed = metrics.throughput_tps(together)
+                if speed is not None:
+                    by_boot[boot].append(speed)
+        if by_boot:
+            found.append(rows.sampled("throughput_tps", by_boot, case=case, statistic="mean", **where))
+    return found
 
 
 def _slope(records: list[Record], **where) -> list[dict]:

@@ -30,7 +30,6 @@ INPUTS = (
     *("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl"),
     "published_prompts.json",
 )
-CHANGED = "the folder was changed by hand"  # as flags end that say so; no word is earned then
 BEFORE_RECORDS = ("card", "machine", "prepare", "measure")  # a run that failed there has not what it should
 
 
@@ -54,12 +53,12 @@ def compute(path: Path) -> dict:
         Findings(recipe, Parameters(), {}, machine, started, written, {"metrics": told}, {}, "", _weights(path))
     )
     bars = {r.server: r.sentence for r in above if r.finding == "bars"} if ceilings.trusted(machine) else {}
-    around = _around(path, recipe, started, bars, _changed(written, started))
+    around = _around(path, recipe, started, bars, _changed(records, started))
     return {
         "recipe": recipe.id,
         "metrics": told,
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
-        "flags": flags.of(asked, told)
+        "flags": flags.of(asked, told, {w.id for w in recipe.workloads if w.kind == "chat"})
         + cache_use.flags(started, written)
         + running_server.flags(started)
         + flags.without_boot(written, started)
@@ -82,17 +81,14 @@ def compute(path: Path) -> dict:
 def measured(path: Path) -> Measured:
     """What a run measured, as comparisons take it."""
     started = boots(path)
-    records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
-    return Measured(
-        load_recipe(path), started, _counting(_by_replicate(records, started)), absent=_changed(records, started)
-    )
+    written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
+    records = _by_replicate(written, started)
+    return Measured(load_recipe(path), started, _counting(records), absent=_changed(records, started))
 
 
 def _changed(records: list[Record], started: dict[int, dict]) -> str | None:
     """Why no word is earned by a folder that was changed by hand: what its flags say, or None."""
-    asked = [r for r in _by_replicate(records, started) if not r.warmup]
-    said = flags.of(asked, []) + flags.without_boot(records, started)
-    return "; ".join(flag for flag in said if flag.endswith(CHANGED)) or None
+    return "; ".join(flags.changed(records, started)) or None
 
 
 def here(path: Path) -> dict:

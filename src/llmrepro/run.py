@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import catalog
+from llmrepro import catalog, own_prompts
 from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
@@ -43,7 +43,8 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
         run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    texts = {p.sha256: catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
+    own = own_prompts.by_hash(params.prompts_file)
+    texts = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
     run.write_json("prompts.json", texts)
     run.set_status("running", "card")
     return run
@@ -104,8 +105,9 @@ def _code(recipe: Recipe) -> list[str]:
 def _from_anywhere(params: Parameters, folder: Path) -> dict[str, str]:
     """The paths among the parameters, made whole: a run is gone on with from any folder."""
     paths = {} if params.recipe in catalog.ids() else {"recipe": str(folder / catalog.path_of(params.recipe).name)}
-    if params.weights_path is not None:
-        paths["weights_path"] = str(Path(params.weights_path).expanduser().resolve())
+    for name in ("weights_path", "prompts_file"):
+        if getattr(params, name) is not None:
+            paths[name] = str(Path(getattr(params, name)).expanduser().resolve())
     return paths
 
 

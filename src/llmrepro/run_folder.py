@@ -124,12 +124,12 @@ class Folder:
         os.replace(part, target)
         return target
 
-    def append(self, record: BaseModel) -> None:
-        """Append one request to records.jsonl and flush it to the disk: a SIGKILL loses the one in flight."""
+    def append(self, *records: BaseModel) -> None:
+        """Append requests to records.jsonl and flush them to the disk: a SIGKILL loses those in flight."""
         path = self.path / "records.jsonl"
         with open(path, "a+b") as file:
             _drop_torn_line(file)
-            file.write(record.model_dump_json().encode() + b"\n")
+            file.write(b"".join(r.model_dump_json().encode() + b"\n" for r in records))
             file.flush()
             os.fsync(file.fileno())
 

@@ -6,26 +6,20 @@ What its API does not tell is unknown: the weights' hash, how it was started, of
 import hashlib
 import ipaddress
 import json
-import math
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import urlsplit
 
-import requests
-
-from llmrepro.client import TRANSPORT_ERRORS, Record
+from llmrepro.client import Record
+from llmrepro.exchange import TRANSPORT_ERRORS, Unread, asked, fetch, without
 from llmrepro.run_folder import RunError
 from llmrepro.stream import storable
 
 KEY_VARIABLE = "LLMREPRO_SERVER_KEY"  # where its API key is taken from; it is written nowhere
-SILENCE_S, WHOLE_S, MOST_BYTES = 30.0, 120.0, 64 << 20  # of one plain request
-HIDDEN = "<api key>"
-SHORTEST_HIDDEN = 8  # characters
 # What of a record a server writes; all else is the kit's own, and holds words that may be a key too.
 SAID = ("text", "reasoning", "error", "notes", "finish_reason", "usage", "timings", "engine_log")
 
@@ -56,29 +50,15 @@ class Running:
             said["text_sha256"] = hashlib.sha256(said["text"].encode()).hexdigest()
         return record.model_copy(update=said)
 
+    main_pid = None  # its process is not known
+
+    def ran_out_of_memory(self) -> bool:
+        """False: neither its log nor its end is seen."""
+        return False
+
     def ended(self) -> str | None:
         """None: its process cannot be seen. Whether it lives is asked of it, by a generation."""
         return None
-
-
-class Answer(NamedTuple):
-    """What a server answered to a plain request."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-
-    def read(self, api_key: str | None) -> Any:
-        """Parsed JSON, or the text that is none, as a run folder can hold it, without the key; a number that JSON
-        has no word for is None. Raises ValueError or RecursionError for JSON that cannot be read."""
-        if "json" not in self.headers.get("Content-Type", ""):
-            return without(self.content.decode(errors="replace"), api_key)
-        found = json.loads(self.content, parse_float=_finite, parse_constant=lambda word: None)
-        return without(storable(found), api_key)
-
-
-class Unread(requests.RequestException):
-    """An answer that was not taken whole; the text says why."""
 
 
 def address(url: str) -> str:
@@ -124,35 +104,6 @@ def key() -> str | None:
     return found
 
 
-def without(value: Any, api_key: str | None) -> Any:
-    """A value whose strings do not hold the key, however it is spelt in them: plain, escaped, or as in a URL.
-
-    Names of fields stay. A key shorter than 8 characters is not looked for: in free text it may be any word, or
-    a part of one. llmrepro itself writes no key, whatever its length.
-    """
-    if not api_key or len(api_key) < SHORTEST_HIDDEN:
-        return value
-    return _replaced(value, _spellings(api_key))
-
-
-def _spellings(api_key: str) -> list[str]:
-    found = {api_key}
-    for _ in range(2):  # an error that is quoted in an error
-        found |= {form(s)[1:-1] for s in found for form in (json.dumps, repr)}
-    found |= {quote(api_key), quote(api_key, safe=""), quote_plus(api_key)}
-    return sorted(found, key=len, reverse=True)
-
-
-def _replaced(value: Any, spellings: list[str]) -> Any:
-    if isinstance(value, str):
-        for spelling in spellings:
-            value = value.replace(spelling, HIDDEN)
-        return value
-    if isinstance(value, dict):
-        return {name: _replaced(one, spellings) for name, one in value.items()}
-    return [_replaced(one, spellings) for one in value] if isinstance(value, list) else value
-
-
 def identity(url: str, versions: Callable[[Callable[[str], Any]], list[str]] | None, wanted: set[str]) -> Identity:
     """Who answers at an address. `versions` is the engine's reading of its version; of several models the one that
     is named in `wanted` is meant. Raises RunError with what to do when nothing there can be measured."""
@@ -179,7 +130,7 @@ def identity(url: str, versions: Callable[[Callable[[str], Any]], list[str]] | N
             f"{url} calls its model {model!r}, which holds half a character and is no text; {other}",
             next_step=other,
         )
-    return Identity(model, versions(lambda path: _got(url, path)) if versions else [])
+    return Identity(model, versions(lambda path: asked(url + path, key())) if versions else [])
 
 
 def check(url: str, answer: Record) -> None:
@@ -238,69 +189,6 @@ def _models(url: str) -> list[dict]:
             next_step="start one that has loaded its model, or give its address",
         )
     return found
-
-
-def _got(url: str, path: str) -> Any:
-    """What engines are given to read, or None without a good answer."""
-    try:
-        answer = fetch(url + path, key())
-        return answer.read(key()) if answer.status < 400 else None
-    except (*TRANSPORT_ERRORS, RecursionError):
-        return None
-
-
-def fetch(where: str, api_key: str | None, body: dict | None = None) -> Answer:
-    """A plain GET, or a POST of a body. Redirects are not followed.
-
-    Raises one of `client.TRANSPORT_ERRORS`; of them Unread when the answer is not at its end after WHOLE_S or
-    beyond MOST_BYTES.
-    """
-    ended: list[Answer | BaseException] = []
-    until_s = time.monotonic() + WHOLE_S
-
-    def exchange() -> None:
-        try:
-            ended.append(_exchange(where, api_key, body, until_s))
-        except BaseException as error:
-            ended.append(error)
-
-    # A socket's timeout starts anew with every byte, also of the headers: only a thread can be left waiting.
-    thread = threading.Thread(target=exchange, daemon=True)
-    thread.start()
-    thread.join(WHOLE_S)
-    found = ended[0] if ended else _late()
-    if isinstance(found, BaseException):
-        raise found
-    return found
-
-
-def _exchange(where: str, api_key: str | None, body: dict | None, until_s: float) -> Answer:
-    content = bytearray()
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy variable must not catch loopback, and .netrc is not asked for
-        session.headers["Accept-Encoding"] = "identity"
-        if api_key:
-            session.headers["Authorization"] = f"Bearer {api_key}"
-        method = "GET" if body is None else "POST"
-        with session.request(
-            method, where, json=body, timeout=SILENCE_S, allow_redirects=False, stream=True
-        ) as answer:
-            while chunk := answer.raw.read1(65536, decode_content=True):
-                content += chunk
-                if len(content) > MOST_BYTES:
-                    raise Unread(f"answers with more than {MOST_BYTES >> 20} MiB")
-                if time.monotonic() > until_s:
-                    raise _late()
-            return Answer(answer.status_code, answer.headers, bytes(content))
-
-
-def _late() -> Unread:
-    return Unread(f"did not end its answer within {WHOLE_S:g} s")
-
-
-def _finite(text: str) -> float | None:
-    number = float(text)
-    return number if math.isfinite(number) else None
 
 
 def told(url: str, found: Identity) -> dict:

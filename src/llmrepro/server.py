@@ -24,7 +24,7 @@ from pathlib import Path
 
 import requests
 
-from llmrepro import supervisor
+from llmrepro import memory_use, supervisor
 from llmrepro.client import Question, Record, ask
 
 POLL_S = 0.05  # how finely the start-up times are resolved
@@ -81,12 +81,19 @@ class Boot:
     startup: dict[str, float | None]  # seconds from spawn; None where the server does not offer the path
     started_ns: int  # perf_counter_ns at spawn
     _supervisor: subprocess.Popen = field(repr=False)
+    main_pid: int | None = None  # of the server itself, where `pid` is that of a container's client
+    oom_kills: int | None = field(default_factory=memory_use.kills)
     answered: Callable[[], None] = field(default=lambda: None, repr=False)  # called after each of its answers
 
     def ended(self) -> str | None:
         """None while the server lives, else a sentence: its exit code or signal and the log's last lines."""
         last = self.last_words()
         return last and f"{last}; last log lines: " + (" | ".join(self.tail(5)) or "(none)")
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the server, which has died, died for want of memory."""
+        killed = "SIGKILL" in (self.last_words() or "")
+        return memory_use.ran_out(self.tail(200), killed, self.oom_kills)
 
     def last_words(self) -> str | None:
         """How the server ended, without its log; None while it lives."""

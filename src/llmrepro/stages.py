@@ -13,6 +13,7 @@ from llmrepro import (
     checkpoint,
     commands,
     environment,
+    jobs,
     preparation,
     prompts,
     requirements,
@@ -47,8 +48,8 @@ def card(run: Run) -> None:
     """What is asked, by whom it was published, what it costs; said before anything is installed."""
     with run.stage("card"):
         recipe, params = run.recipe, run.parameters
-        jobs = workloads.missing(run)
-        boots = workloads.starts(recipe, jobs)
+        todo = jobs.missing(run)
+        boots = jobs.starts(recipe, todo)
         pins = ", ".join(f"{n} {v}" for n, v in recipe.engine.install.pins.items())
         source = recipe.source
         sizes = [f.bytes for f in recipe.model.files]
@@ -66,8 +67,8 @@ def card(run: Run) -> None:
                 ),
                 (
                     "plan",
-                    f"{boots} boot{'s' * (boots > 1)}, {len(jobs)} requests to go; about "
-                    f"{workloads.estimate_s(recipe, jobs):.0f} s on two slow cores, after installing",
+                    f"{boots} boot{'s' * (boots > 1)}, {jobs.requests(recipe, todo)} requests to go; about "
+                    f"{jobs.estimate_s(recipe, todo):.0f} s on two slow cores, after installing",
                 ),
                 *(
                     [("server", f"{params.server_url}, already running: nothing is installed, started or ended")]
@@ -215,7 +216,7 @@ def report(run: Run) -> None:
 def finish(run: Run) -> None:
     """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked."""
     missing = lacks(run)
-    left = [] if missing else workloads.missing(run)
+    left = [] if missing else jobs.missing(run)
     if missing:
         run.set_status("lacking", "report", reason="; ".join(missing))
     elif left:

@@ -23,7 +23,10 @@ OVERFLOW = re.compile(
     r"|max(imum)?[ _]model[ _]len|prompt (is )?too long|does not fit the context",
     re.IGNORECASE,
 )
-MEMORY = re.compile(r"out of memory|OutOfMemory|bad_alloc", re.IGNORECASE)
+MEMORY = re.compile(
+    r"out of memory|OutOfMemory|bad_alloc|MemoryError|cannot allocate memory|(failed|unable) to allocate",
+    re.IGNORECASE,
+)
 DEAD = re.compile(r"EngineDead|EngineCore encountered", re.IGNORECASE)
 
 Source = Literal["ids", "usage_delta", "usage", "timings"]

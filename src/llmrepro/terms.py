@@ -81,7 +81,7 @@ METRICS = {
     ),
     "verified_tokens": Metric("longest prompt that was answered in every round", "tok", "higher", "workload"),
     "failed_tokens": Metric("shortest prompt that failed", "tok", "higher", "workload"),
-    "throughput_tps": Metric("output tokens per second of all streams together", "tok/s", "higher", "request"),
+    "throughput_tps": Metric("output tokens per second of all streams together", "tok/s", "higher", "workload"),
     "memory.server_peak_gib": Metric("memory of the server's processes, peak", "GiB", "lower", "request"),
     "prefix_hit_rate": Metric("share of prompt tokens from the prefix cache", "", None, "workload"),
     "f_keep": Metric("share of the slot's earlier prompt that was kept", "", None, "request"),

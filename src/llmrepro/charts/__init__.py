@@ -21,6 +21,7 @@ from llmrepro.charts import (
     break_even,
     capacity,
     claims,
+    ladder,
     prefix,
     quotations,
     restart,
@@ -41,6 +42,7 @@ NAMES = (
     "decode-per-prompt",
     "ttft-by-length",
     "ttft-by-cache",
+    "ladder",
     "cold-start",
     "startup",
     "break-even",
@@ -143,6 +145,7 @@ def _of_requests(found: Findings) -> Iterator[Drawing | None]:
         (decode.decode_per_prompt, "decode-per-prompt", ("chat",)),
         (ttft.ttft_by_length, "ttft-by-length", ("prefill",)),
         (prefix.ttft_by_cache, "ttft-by-cache", tuple(CASES)),
+        (ladder.climbed, "ladder", ("ladder",)),
     ):
         mine = [w for w in found.recipe.workloads if w.kind in kinds]
         yield from (draw_one(found, w, _named(name, w, mine)) for w in mine)

@@ -28,6 +28,7 @@ class Engine(Protocol):
     them is skipped with that reason:
     `tokenize(text)` → endpoint and body that answer with a list of token ids under "tokens";
     `impossible(workload)` → why a workload cannot be asked of it, a sentence, or None;
+    `sequences(args)` → how many requests a server started so works on at once, or None: as many as come;
     `adapted(workload)` → what of its requests the engine gets otherwise than the recipe says, a sentence each;
     `toolchain(install)` → {name: version} of what this machine builds it with, or EngineError without that;
     `flags(environment, install)` → the options that an installed build's own --help lists;

@@ -259,6 +259,13 @@ def settings(args: list[str], effective: dict) -> list[tuple]:
     ]
 
 
+def sequences(args: list[str]) -> int | None:
+    """--parallel; without it, or with -1, the build chooses, and older ones choose 1."""
+    given = {a: b for a, b in pairwise(args) if a in ("--parallel", "-np")}
+    told = next(iter(given.values()), "")
+    return int(told) if told.isdecimal() else None
+
+
 def speculation(args: list[str]) -> str:
     """What the arguments ask of speculative decoding, which the server does not tell: "none", or the kind of
     drafts and how many."""

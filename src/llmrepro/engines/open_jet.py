@@ -182,6 +182,11 @@ def impossible(workload: Workload) -> str | None:
     return None
 
 
+def sequences(args: list[str]) -> int | None:
+    """One: whatever comes meanwhile waits."""
+    return 1
+
+
 def adapted(workload: Workload) -> list[str]:
     """What of a workload's requests it gets otherwise than the recipe says, a sentence each."""
     sampling = workload.sampling

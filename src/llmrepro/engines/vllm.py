@@ -154,6 +154,12 @@ def counters(get) -> dict[str, float]:
     return _vllm_settings.counters(_text(get("/metrics")))
 
 
+def sequences(args: list[str]) -> int | None:
+    """--max-num-seqs; without it the version chooses, tens to hundreds."""
+    asked = {name: want for name, want, _ in settings(args, {})}
+    return asked.get("slots")
+
+
 def settings(args: list[str], effective: dict) -> list[tuple]:
     return _vllm_settings.requested_against_effective(args, effective)
 

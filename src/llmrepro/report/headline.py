@@ -2,10 +2,11 @@
 
 from collections import Counter
 
-from llmrepro import intervals, running_server, terms, workloads
+from llmrepro import intervals, jobs, running_server, terms
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, tag
 from llmrepro.notation import measured, plural, seconds
+from llmrepro.report import ladders
 from llmrepro.report.words import WORDS
 
 OUTCOMES = {
@@ -98,8 +99,9 @@ def _verdict(found: Findings) -> Html:
             )
             + "."
         ]
-    planned = len(workloads.plan(found.recipe, found.parameters))
-    if len(found.asked) < planned and outcome != "lacking":
+    left = jobs.left(found.recipe, found.parameters, found.boots, [vars(r) for r in found.records])
+    planned = len(found.asked) + jobs.requests(found.recipe, left)
+    if left and outcome != "lacking":
         parts.append(f"{len(found.asked):,} of {planned:,} planned requests were made.")
     if found.asked:
         statuses = Counter(r.status for r in found.asked)
@@ -113,6 +115,7 @@ def _verdict(found: Findings) -> Html:
             )
             + "."
         )
+    parts += [f"{held}." for held in ladders.sentences(found)]
     return box(status, {v["word"] for v in found.judged}, " ".join(parts), sentence(found), found.result["flags"])
 
 

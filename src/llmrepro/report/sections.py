@@ -9,7 +9,7 @@ from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, table, tag
 from llmrepro.notation import number, quantity
 from llmrepro.notation import published as as_published
-from llmrepro.report import averages, comparisons, published
+from llmrepro.report import averages, comparisons, ladders, published
 from llmrepro.report.comparisons import EVIDENCE
 from llmrepro.report.values import measured_values, startup
 from llmrepro.report.words import RELATIONS, relation, value, word
@@ -70,6 +70,15 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
             f"All of it was measured in this run. Intervals are {intervals.LEVEL:.0%} intervals of the mean; "
             "how they are made is said under [Methods](#methods).",
             measured_values(found),
+        )
+    held = ladders.of(found)
+    if held:
+        yield Section(
+            "ladders",
+            "How long it holds",
+            "Prompts of rising length, asked last, up to the first that failed. A length that failed, and every "
+            "longer one, lies outside the verified range: nothing is said of it.",
+            held,
         )
     titles = {w.id: w.title or w.id for w in found.recipe.workloads}
     statistics = averages.other_statistics(

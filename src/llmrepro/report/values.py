@@ -4,10 +4,11 @@ from llmrepro import terms
 from llmrepro.client import Record
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, escaped, facts, folded, join, table, tag
-from llmrepro.notation import NOTHING, measured, number, quantity, seconds
+from llmrepro.notation import NOTHING, measured, number, plural, quantity, seconds
 from llmrepro.report.words import value
 from llmrepro.workload import CASES, Workload
 
+OF_LADDERS = ("verified_tokens", "failed_tokens")  # shown in a section of their own
 ELSEWHERE = ("harmonic", "median")  # of a suite, shown side by side in a section of their own
 COLUMNS = {
     "prompt_tokens": "prompt tokens",
@@ -20,9 +21,11 @@ COLUMNS = {
     "prefill_tps": "prefill, tok/s",
     "prefill_tps.server": "prefill by the server, tok/s",
     "e2e_tps": "whole request, tok/s",
+    "throughput_tps": "all streams together, tok/s",
 }
 # What a server logs of a request, by the column's head.
 LOGGED = {"f_sim": "f_sim", "f_keep": "f_keep", "prompts evicted": "evicted"}
+OF = {"prefill": "length", "concurrency": "number of streams"}
 COUNTERS = {
     "prefix_queries_tokens": "prompt tokens by its counters",
     "prefix_hits_tokens": "of them from the cache",
@@ -48,7 +51,12 @@ LOG_NOTE = (
 
 
 def measured_values(found: Findings) -> Html:
-    rows = [r for r in found.result["metrics"] if r["metric"] != "outcome"]  # the flags tell what failed
+    ladders = {w.id for w in found.recipe.workloads if w.kind == "ladder"}
+    rows = [  # the flags tell what failed
+        r
+        for r in found.result["metrics"]
+        if r["metric"] not in ("outcome", *OF_LADDERS) and r["workload"] not in ladders
+    ]
     several = len(found.servers) > 1
     titles = {w.id: w.title or w.id for w in found.recipe.workloads}
     whole = [
@@ -132,7 +140,7 @@ def _cases(workload: Workload, server: str | None, rows: list[dict], logs: list[
         body.append(
             (_case(workload, case), *cells, *(_logged(logs, name, case) for name in logged.values()), f"{n:,}")
         )
-    of = "case" if workload.kind in CASES else "length" if workload.kind == "prefill" else "prompt"
+    of = "case" if workload.kind in CASES else OF.get(workload.kind, "prompt")
     pair = ["client against server" for _ in pairs]
     header = [of.capitalize(), *(COLUMNS[m] for m in shown), *pair, *logged, "n"]
     return table(
@@ -145,7 +153,11 @@ def _cases(workload: Workload, server: str | None, rows: list[dict], logs: list[
 
 def _case(workload: Workload, case: str) -> Html:
     words = CASE_WORDS.get(case) if workload.kind in CASES else None
-    name = f"{int(case):,} tokens" if workload.kind == "prefill" else case
+    name = case
+    if workload.kind == "prefill":
+        name = f"{int(case):,} tokens"
+    if workload.kind == "concurrency":
+        name = plural(int(case), "stream")
     return join([tag("span", name, class_="whole"), tag("small", words) if words else None])
 
 
@@ -194,7 +206,8 @@ def startup(found: Findings) -> Html:
             words=(1, 2),
         )
     ]
-    parts += [_boot(n, boot) for n, boot in found.boots.items()]
+    cached = {w.id for w in found.recipe.workloads if w.cache == "on"}
+    parts += [_boot(n, boot, cached) for n, boot in found.boots.items()]
     return join(parts)
 
 
@@ -202,16 +215,18 @@ def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0%}"
 
 
-def _counted(boot: dict) -> list[tuple[str, str]]:
+def _counted(boot: dict, cached: set[str]) -> list[tuple[str, str]]:
     """The engine's own count of prompt tokens over a workload."""
     told = []
     for workload, read in boot.get("counters", {}).items():
+        if workload not in cached:
+            continue
         grown = {k: v - read["before"].get(k, 0) for k, v in read["after"].items()}
         told += [(f"{name} during {workload}", f"{grown[k]:,.0f}") for k, name in COUNTERS.items() if k in grown]
     return told
 
 
-def _boot(n: int, boot: dict) -> Html:
+def _boot(n: int, boot: dict, cached: set[str]) -> Html:
     """What a server says of itself once it runs, and how it was started."""
     machine = boot.get("machine", {})
     told = [
@@ -226,7 +241,7 @@ def _boot(n: int, boot: dict) -> Html:
             "share of the CPU's time taken by the hypervisor",
             f"{machine['steal_share']:.2%}" if machine.get("steal_share") is not None else "unknown",
         ),
-        *_counted(boot),
+        *_counted(boot, cached),
         ("lived for", quantity(machine.get("seconds"), "s")),
     ]
     told = [(str(k).replace("_", " "), quantity(v) if isinstance(v, int | float) else v) for k, v in told]

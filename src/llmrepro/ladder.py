@@ -1,0 +1,69 @@
+"""How far a ladder held: the longest prompt that was answered whole, the shortest that failed and why."""
+
+from typing import NamedTuple
+
+from llmrepro import rows
+from llmrepro.client import Record
+from llmrepro.jobs import failed as _failed
+from llmrepro.workload import Workload
+
+
+class Reached(NamedTuple):
+    """`verified` and `fails` are prompt tokens as the server counted them, or where it counted none, as planned;
+    None where there is no such rung. `reason` says how the rung at `fails` ended. `beyond`: the cases that were
+    not asked, since a shorter one had failed."""
+
+    verified: int | None
+    fails: int | None
+    reason: str | None
+    beyond: list[str]
+
+
+def failed(record: Record) -> bool:
+    return _failed(record.status, record.xids)
+
+
+def ending(record: Record) -> str:
+    """How a request ended, in a word: its status, or "xid" for an answer during which the driver reported one."""
+    return "xid" if record.status == "ok" and record.xids else record.status
+
+
+def reason(record: Record) -> str:
+    """How a failed request ended, in a sentence's part."""
+    said = f"{ending(record).replace('_', ' ')}: {record.error or 'no reason told'}"
+    numbers = ", ".join(f"Xid {n}" for n in dict.fromkeys(record.xids))
+    return f"{said} ({numbers})" if numbers else said
+
+
+def of(workload: Workload, records: list[Record]) -> Reached:
+    """How far the requests of one server came; `records` without warm-ups."""
+    rungs = {case: [r for r in records if r.case == case and r.status != "skipped"] for case in workload.cases}
+    bad = next((case for case in workload.cases if any(map(failed, rungs[case]))), None)
+    place = len(workload.cases) if bad is None else workload.cases.index(bad)
+    held = [case for case in workload.cases[:place] if rungs[case]]
+    first = next((r for r in rungs.get(bad, []) if failed(r)), None)
+    return Reached(
+        asked_tokens(workload, held[-1], rungs[held[-1]]) if held else None,
+        first and asked_tokens(workload, bad, [first]),
+        first and reason(first),
+        [case for case in workload.cases[place + 1 :] if not rungs[case]],
+    )
+
+
+def reached(workload: Workload, records: list[Record], /, **where) -> list[dict]:
+    """Rows of how far a ladder held; none where nothing was asked."""
+    found = of(workload, records)
+    told = {"n": len([r for r in records if r.status != "skipped"]), "boots": len({r.boot for r in records})}
+    named = (("verified_tokens", found.verified, None), ("failed_tokens", found.fails, found.reason))
+    return [rows.row(m, value, note=note, **told, **where) for m, value, note in named if value is not None]
+
+
+def asked_tokens(workload: Workload, case: str, records: list[Record]) -> int | None:
+    """Fewest prompt tokens of a case's requests as the server counted them; where it counted none, as planned."""
+    counted = [r.prompt_tokens for r in records if r.prompt_tokens is not None]
+    if counted:
+        return min(counted)
+    if workload.kind in ("prefill", "ladder"):
+        return int(case)
+    source = next((p.source for p in workload.prompts if p.id == case), None)
+    return source.prompt_tokens if source else None

@@ -1,0 +1,115 @@
+"""How long it holds: the rungs of each ladder, up to where it was verified and where it failed."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from llmrepro import ladder, metrics
+from llmrepro.client import Record
+from llmrepro.findings import Findings
+from llmrepro.ladder import Reached
+from llmrepro.markup import Html, join, table, tag
+from llmrepro.notation import NOTHING, number
+from llmrepro.workload import Workload
+
+
+def of(found: Findings) -> Html:
+    """A sentence and a table for every ladder that a server was asked; empty where none was."""
+    several = len(found.servers) > 1
+    parts = [
+        join([tag("p", *_said(workload, server if several else None, reached)), _rungs(workload, server, records)])
+        for workload, server, records, reached in _climbed(found)
+    ]
+    return join(parts) if parts else Html()
+
+
+def sentences(found: Findings) -> list[str]:
+    """How far each ladder held, without markup, for the head of the page."""
+    return [
+        f"{workload.title or workload.id} ({server}): {_verified(reached)}; {_failed(reached)}"
+        for workload, server, _, reached in _climbed(found)
+    ]
+
+
+def _climbed(found: Findings) -> Iterator[tuple[Workload, str, list[Record], Reached]]:
+    for workload in found.recipe.workloads:
+        for server in found.servers if workload.rises else []:
+            mine = [r for r in found.asked if (r.workload, r.server) == (workload.id, server)]
+            if any(r.status != "skipped" for r in mine):
+                yield workload, server, mine, ladder.of(workload, mine)
+
+
+def _verified(reached: Reached) -> str:
+    return "nothing verified" if reached.verified is None else f"verified up to {reached.verified:,} tokens"
+
+
+def _failed(reached: Reached) -> str:
+    if reached.reason is None:
+        return "nothing failed, so that the boundary lies beyond"
+    at = "a length that nobody counted" if reached.fails is None else f"{reached.fails:,}"
+    return f"failed at {at} ({reached.reason})"
+
+
+def _said(workload: Workload, server: str | None, reached: Reached) -> list[Html | str]:
+    named = f"{workload.title or workload.id}{f' · {server}' if server else ''}: "
+    said = [named, tag("strong", _verified(reached)), ", ", _failed(reached), "."]
+    if reached.reason is not None:
+        beyond = (
+            f", {', '.join(f'{int(c):,}' for c in reached.beyond)} of them not asked" if _numbers(reached) else ""
+        )
+        said.append(f" Longer prompts lie outside the verified range{beyond}.")
+    return said
+
+
+def _numbers(reached: Reached) -> bool:
+    return bool(reached.beyond) and all(case.isdecimal() for case in reached.beyond)
+
+
+def _rungs(workload: Workload, server: str, records: list[Record]) -> Html:
+    memory = any(r.memory for r in records)
+    device = any("device" in (r.memory or {}) for r in records)
+    body = []
+    for case in workload.cases:
+        mine = [r for r in records if r.case == case and r.status != "skipped"]
+        if not mine:
+            continue
+        bad = [r for r in mine if ladder.failed(r)]
+        body.append(
+            (
+                f"{int(case):,} tokens" if case.isdecimal() else case,
+                _sign(bad),
+                _counted(mine),
+                *(_mean([d(r) for r in mine if r not in bad]) for d in DEFINITIONS.values()),
+                *([_mean([(r.memory or {}).get("server") for r in mine])] if memory else []),
+                *([_mean([(r.memory or {}).get("device") for r in mine])] if device else []),
+                f"{len(mine):,}",
+            )
+        )
+    header = ["Rung", "How it ended", "prompt tokens", *DEFINITIONS]
+    header += [*(["server, GiB"] if memory else []), *(["GPU, GiB"] if device else []), "n"]
+    return table("Rungs in the order asked; times and speeds by the client's clock", header, body, words=(1,))
+
+
+DEFINITIONS = {
+    "TTFT, s": metrics.ttft_s,
+    "prefill, tok/s": metrics.prefill_tps,
+    "decode, tok/s": metrics.decode_tps,
+}
+
+
+def _sign(bad: list[Record]) -> Html:
+    if not bad:
+        return tag("span", tag("span", "✓ ", aria_hidden="true"), "ok", class_="word good")
+    word = tag(
+        "span", tag("span", "✗ ", aria_hidden="true"), ladder.ending(bad[0]).replace("_", " "), class_="word bad"
+    )
+    return join([word, tag("small", bad[0].error) if bad[0].error else None])
+
+
+def _counted(records: list[Record]) -> str:
+    counts = sorted({r.prompt_tokens for r in records if r.prompt_tokens is not None})
+    return " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))) if counts else NOTHING
+
+
+def _mean(values: list[float | None]) -> str:
+    known = [v for v in values if v is not None]
+    return number(fmean(known)) if known else NOTHING
