@@ -50,6 +50,9 @@ def untrue(one: Exchange, record: Record) -> list[str]:
     text, reasoning = ("".join(step.said(key) for step in one.steps) for key in ("text", "reasoning"))
     tokens = [step.tokens for step in one.steps[: spoken[-1] + 1]]
     k0 = sum(tokens[: spoken[0] + 1])
+    thought = max((i for i, step in enumerate(one.steps) if "reasoning" in step.kinds), default=None)
+    of_thought = None if thought is None else sum(tokens[: thought + 1])
+    reasoned = metrics.reasoning_tokens(record)
     found = {
         f"{record.output_tokens} tokens, {truth.tokens if truth.counted else None} are true": record.output_tokens
         == (truth.tokens if truth.counted else None),
@@ -61,6 +64,8 @@ def untrue(one: Exchange, record: Record) -> list[str]:
         "kinds": [set(e.kind.split("+")) & {*SPOKEN, "finish", "done"} for e in events]
         == [step.kinds for step in one.steps],
         f"k0 {metrics.k0(record)}, {k0} is true": metrics.k0(record) in ({k0} if truth.by_event else {k0, None}),
+        f"{reasoned} tokens of reasoning, {of_thought} are true": reasoned
+        in ({of_thought} if truth.by_event else {of_thought, None}),
         "tokens by event": not truth.by_event or [e.tokens or 0 for e in events[: len(tokens)]] == tokens,
     }
     return [what for what, true in found.items() if not true]

@@ -41,6 +41,32 @@ def test_reasoning_is_first_token_and_the_answer_is_timed_apart(server, dialect,
     assert record.output_tokens == 20
 
 
+@pytest.mark.parametrize(
+    "dialect, option, known",
+    [
+        ("llama.cpp", {"timings_per_token": True}, True),
+        ("vllm-0.14", {"return_token_ids": True}, True),
+        ("vllm", {"stream_options": {"continuous_usage_stats": True}}, True),
+        ("vllm", {}, False),
+        ("open-jet", {}, False),
+    ],
+)
+def test_reasoning_is_counted_and_timed_apart_where_the_stream_tells(server, dialect, option, known):
+    key = "reasoning_content" if dialect == "llama.cpp" else "reasoning"
+    script = {"dialect": dialect, "reasoning": 3, "reasoning_key": key, "gap_s": 0.02, "finish": "stop"}
+    body = {"max_tokens": 40, **option}
+    record = put(server, chunks=[4, 1, 5, *[2] * 10], body=body, **script)
+    assert record.status == "ok" and record.reasoning == said(10) and record.output_tokens == 31
+    assert metrics.reasoning_tokens(record) == (10 if known else None)
+    sent_ns = [ns for ns, *_ in server.truth()[-1]["sent"]]
+    first, answer = (
+        next(i for i, found in enumerate(kinds(record)) if kind in found) for kind in ("reas", "text")
+    )
+    assert metrics.reasoning_s(record) == pytest.approx((sent_ns[answer] - sent_ns[first]) / 1e9, abs=0.05)
+    plain = put(server, dialect=dialect, body=option)
+    assert metrics.reasoning_tokens(plain) is metrics.reasoning_s(plain) is None
+
+
 def test_a_tool_call_is_a_first_token(server):
     call = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
     record = put(
