@@ -38,6 +38,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python tests/bench_client.py
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_environment.py
+	$(BIN)/python tests/bench_telemetry.py
 
 schema: setup
 	$(BIN)/llmrepro schema

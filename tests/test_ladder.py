@@ -161,9 +161,10 @@ LENGTHS = [64, 128, 208, 256]
 
 @pytest.fixture
 def run(tmp_path, prepared):
+    args = {s.id: s.args for s in catalog.load(catalog.DEFAULT).servers}
     overrides = {
-        "servers.default.args": [*catalog.load(catalog.DEFAULT).servers[0].args, "--ctx-size", "256"],
-        "servers.four-slots.args": [*catalog.load(catalog.DEFAULT).servers[-1].args, "--ctx-size", "1024"],
+        "servers.default.args": [*args["default"], "--ctx-size", "256"],
+        "servers.four-slots.args": [*args["four-slots"], "--ctx-size", "1024"],
         "workloads.concurrency.streams": [1, 2],
         "workloads.concurrency.on": ["default", "four-slots"],
         **{f"workloads.{w}.lengths": LENGTHS for w in ("ladder", "ladder-chat")},
@@ -178,7 +179,8 @@ def run(tmp_path, prepared):
 
 
 def servers(run):
-    return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(run.path)]
+    here = [p for p in psutil.process_iter(["cwd", "cmdline"]) if p.info["cwd"] == str(run.path)]
+    return [p for p in here if "llmrepro.telemetry" not in (p.info["cmdline"] or [])]
 
 
 def measured(run, prepared) -> list[Record]:

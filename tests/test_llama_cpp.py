@@ -94,6 +94,8 @@ FAKE_XLLAMACPP = """
 class _Enum:
     def __getattr__(self, name): return name
 llama_flash_attn_type = llama_load_mode = ggml_type = _Enum()
+class common_speculative_type:
+    COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE, COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K = "simple", "map-k"
 class _Any:
     pass
 class CommonParams:
@@ -102,12 +104,15 @@ class CommonParams:
         self.model.path = self.cpuparams.n_threads = self.cpuparams_batch.n_threads = None
         self.n_ctx = self.hostnames = self.port = self.load_mode = self.flash_attn_type = self.api_keys = None
         self.endpoint_metrics = self.cache_type_k = self.model_alias = None
+        self.speculative = _Any()
+        self.speculative.types = []
+        self.speculative.ngram_simple = _Any()
+        self.speculative.ngram_simple.size_n = self.speculative.ngram_simple.size_m = 12
 class Server:
     def __init__(self, params):
         import json, sys
-        flat = {k: (v.__dict__ if hasattr(v, "__dict__") else sorted(v) if isinstance(v, set) else v)
-                for k, v in params.__dict__.items()}
-        print(json.dumps(flat)); sys.stdout.flush(); sys.exit(0)
+        print(json.dumps(params.__dict__, default=lambda v: sorted(v) if isinstance(v, set) else v.__dict__))
+        sys.stdout.flush(); sys.exit(0)
 """
 
 
@@ -201,6 +206,10 @@ def test_the_launcher_owns_one_mapping_from_llama_servers_names(launcher):
         "7",
         "--alias",
         "a/b",
+        "--spec-type",
+        "ngram-simple,ngram-map-k",
+        "--spec-ngram-simple-size-n",
+        "4",
     )
     assert shown.returncode == 0, shown.stderr
     for said in (
@@ -216,6 +225,7 @@ def test_the_launcher_owns_one_mapping_from_llama_servers_names(launcher):
         '"port": 7',
         '"api_keys": ["secret"]',
         '"model_alias": ["a/b"]',
+        '"speculative": {"types": ["simple", "map-k"], "ngram_simple": {"size_n": 4, "size_m": 12}}',
     ):
         assert said in shown.stdout
 
@@ -227,6 +237,7 @@ def test_the_launcher_owns_one_mapping_from_llama_servers_names(launcher):
         (("--model", "/w", "--thread", "3"), "unrecognized arguments: --thread"),  # no abbreviations
         (("--model", "/w", "--load-mode", "fast"), "invalid choice: 'fast'"),
         (("--model", "/w", "--ubatch-size", "3"), "this xllamacpp has no parameter n_ubatch"),
+        (("--model", "/w", "--spec-type", "ngram-simple,oracle"), "no speculation called 'oracle'"),
     ],
 )
 def test_the_launcher_refuses_what_it_lacks(launcher, args, said):

@@ -29,7 +29,7 @@ def test_a_folder_holds_the_resolved_recipe_its_parameters_and_its_prompts(tmp_p
     assert run.path.parent == tmp_path / "smollm2-135m" / "llama-cpp--cpu"
     assert {w.repeats for w in run.recipe.workloads} == {2}
     assert run.parameters.repeats == 2
-    assert len(run_folder.read_json(run.path / "prompts.json")) == 10
+    assert len(run_folder.read_json(run.path / "prompts.json")) == 13
     assert run_folder.status(run.path)["outcome"] == "running"
 
 

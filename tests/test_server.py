@@ -284,6 +284,7 @@ def test_an_error_inside_leaves_nothing(start, marker):
 def test_a_sampler_lives_as_long_as_the_server(start, marker, tmp_path):
     note = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('told', flush=True)));"
+        "open('boots/1.guard.jsonl', 'w').close();"
         "print('sampling', flush=True); time.sleep(600)"
     )
     with start(sampler=[sys.executable, "-c", note, marker]):

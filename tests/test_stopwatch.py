@@ -54,7 +54,7 @@ def test_without_a_live_server_it_is_unknown():
 
 def test_of_this_process_itself_its_own_work_is_taken_away_once(monkeypatch):
     busy_s, own_s, now_s = iter([16.0, 10.0]), iter([1.0, 3.0]), iter([0.0, 2.0])
-    monkeypatch.setattr(stopwatch, "_busy_s", lambda times: next(busy_s))  # at the end, then at the start
+    monkeypatch.setattr(stopwatch, "busy_s", lambda times: next(busy_s))  # at the end, then at the start
     monkeypatch.setattr(stopwatch, "_cpu_s", lambda process: next(own_s))
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(now_s))
     assert Stopwatch().reading(os.getpid())["other_cpus"] == 2.0  # 6 CPU seconds in 2 seconds, 2 of them ours

@@ -60,6 +60,18 @@ with open(sys.argv[1], "a") as file: print(lives, file=file)
 """
 
 
+# A sampler that tells that it watches, then lives as the scripted server does, or ends with the code in a file.
+SAMPLES = """
+import os, sys, time
+folder, *words = sys.argv[1:]
+time.sleep(0.2)
+with open(folder + "/1.guard.jsonl", "a") as file: print('{"t_ns": %d}' % time.perf_counter_ns(), file=file)
+while not os.path.exists(folder + "/code"): time.sleep(0.02)
+with open(folder + "/1.guard.jsonl", "a") as file: print('{"kind": "stop", "reason": "it was hot"}', file=file)
+with open(folder + "/code") as file: sys.exit(int(file.read()))
+"""
+
+
 def alive(marker: str) -> list[psutil.Process]:
     """Processes with the marker in their command line; a zombie has none, and is no longer a process."""
     found = []
@@ -127,7 +139,8 @@ class Scene:
             "sampler": {
                 **here,
                 "log": str(folder / "1.sampler.log"),
-                "argv": [python[-1], "-I", "-S", str(fake), "--marker", self.marker],
+                "tells": str(folder / "1.guard.jsonl"),
+                "argv": [python[-1], "-I", "-S", "-c", SAMPLES, str(folder), str(fake), "--marker", self.marker],
             }
             if sampler
             else None,
@@ -296,6 +309,33 @@ class TestAsOneself:
         it.tell("stop")
         assert it.log.read_text() == f"args: --api-key {'*' * 13} --port 1\n"
         assert not [path for path in it.folder.iterdir() if b"s3cret-s3cret" in path.read_bytes()]
+
+    def test_a_sampler_that_forbids_it_ends_the_server_and_its_reason_is_kept(self, scene):
+        it = scene("--family", "--stubborn", sampler=True)
+        (it.folder / "code").write_text("3")
+        assert gone(it.marker) and it.over()
+        assert (
+            it.ended()["reason"] == "the guard stopped it: it was hot" and it.ended()["signal"] == signal.SIGKILL
+        )
+        assert it.outcome() == "running", "whoever measures has its own word to say"
+
+    @pytest.mark.parametrize("how", ["killed", "ended"])
+    def test_a_sampler_that_ends_otherwise_is_missed_and_the_server_lives_on(self, scene, how):
+        it = scene(sampler=True, family=1)
+        (sampler,) = [p for p in alive(it.marker) if p.pid != it.said["pid"]]
+        if how == "killed":
+            sampler.kill()
+        else:
+            (it.folder / "code").write_text("1")
+        assert soon(lambda: not [p for p in alive(it.marker) if p.pid == sampler.pid])
+        time.sleep(0.3)
+        assert [p.pid for p in alive(it.marker)] == [it.said["pid"]] and not it.exit_file.exists()
+        assert it.tell("stop") == 0 and it.ended()["reason"] == "it was stopped in order"
+
+    def test_the_server_is_started_once_the_sampler_watches(self, scene):
+        it = scene(sampler=True, family=1)
+        watch = json.loads((it.folder / "1.guard.jsonl").read_text())
+        assert watch["t_ns"] - 0.05e9 < it.said["started_ns"]  # the file is there a moment before its line
 
     def test_interrupts_are_not_for_the_supervisor(self, scene):
         it = scene(family=1)

@@ -55,7 +55,8 @@ def run(new_run):
 
 def servers(run):
     """The engine's processes of one run: they work in its folder."""
-    return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(run.path)]
+    here = [p for p in psutil.process_iter(["cwd", "cmdline"]) if p.info["cwd"] == str(run.path)]
+    return [p for p in here if "llmrepro.telemetry" not in (p.info["cmdline"] or [])]
 
 
 def measure(run, prepared):

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from llmrepro import bench as benches
-from llmrepro import engines, jobs, memory_use, prompts, protocols, running_server, server
+from llmrepro import engines, guard, jobs, memory_use, prompts, protocols, running_server, server
 from llmrepro.bench import Bench
 from llmrepro.client import Record
 from llmrepro.jobs import Job
@@ -15,6 +15,7 @@ from llmrepro.run_folder import now
 from llmrepro.workload import CASES, Workload
 
 ANSWERED = {"ok", "early_stop", "context_overflow"}  # the server lived on and said something definite
+XIDS_LATE_S = 1.5  # what a rung died of may be told after its server is gone
 PROBE_S = 60.0  # for a server that lives to generate four tokens
 
 
@@ -30,6 +31,7 @@ class Asker:
         self, bench: Bench, boot: server.Boot | running_server.Running, one: Server, told: dict, opener: Job | None
     ):
         self.bench, self.boot, self.one, self.told, self.opener = bench, boot, one, told, opener
+        self.guard = guard.Listener(boot.guard_file)
         self.killer: Job | None = None
         self.over = False
         self.asked: set[tuple[str, int, str]] = set()  # (workload, round, step) that this boot was asked
@@ -96,6 +98,7 @@ class Asker:
                 self.killer, self.over = job, True
             elif step.slot == "save":
                 self._slot(job, "save")
+            record = record.model_copy(update={"xids": self._xids(workload, record)})
             self.bench.run.append(record)
             self.asked.add((workload.id, job.repeat, step.case))
             if died is not None:
@@ -134,8 +137,16 @@ class Asker:
                 for r in records
             ]
             self.killer, self.over = job, True
+        self._xids(workload, *records)
         self.bench.run.append(*records)
         return True
+
+    def _xids(self, workload: Workload, *records: Record) -> list[int]:
+        """What the GPU's driver reported since the last request, by number. Raises GuardStop when the run must not
+        go on: then these requests are not recorded."""
+        if workload.rises and self.bench.recipe.needs.gpu_count and any(r.status != "ok" for r in records):
+            time.sleep(XIDS_LATE_S)
+        return self.guard.hear(workload)
 
     def _cause(self, otherwise: str = "engine_died") -> str:
         """Of what the server died, as a status, or why it does not do what it did."""
@@ -232,7 +243,7 @@ class Asker:
                 return ended
             time.sleep(0.05)
         asked = benches.sign_of_life(self.bench, self.one.id, self.boot.number)
-        probe = benches.ask_one(self.boot, asked, timeout_s=60)
+        probe = benches.ask_one(self.boot, asked, timeout_s=PROBE_S)
         return None if probe.status in ANSWERED else f"it no longer generates: {probe.status}, {probe.error}"
 
     def _text(self, workload: Workload, job: Job, step: Step) -> str:
@@ -259,7 +270,8 @@ class Asker:
         answer = benches.call(self.boot, path, body)
         if not isinstance(answer, dict) or "tokens" not in answer:
             raise Uncounted(
-                f"{path} of the server did not count the tokens of a prompt; its log, boots/{self.boot.log.name}, may say why"
+                f"{path} of the server did not count the tokens of a prompt; its log, "
+                f"boots/{self.boot.log.name}, may say why"
             )
         return len(answer["tokens"])
 

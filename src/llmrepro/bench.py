@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from llmrepro import (
     engines,
     exchange,
     fixes,
+    guard,
     machine,
     numa,
     page_cache,
@@ -29,6 +30,7 @@ from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
 from llmrepro.run_folder import RunError, read_lines
 from llmrepro.stopwatch import Stopwatch
+from llmrepro.telemetry import guard_file
 from llmrepro.workload import Workload
 
 SLOTS = "slots"  # folder of a run in which servers keep a prompt cache over a restart
@@ -100,14 +102,20 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
         if checkpoint is not None:
             change(checkpoint)
     told["weights_cached_share"] = page_cache.resident_share(bench.weights)
-    with server.boot(
-        command,
-        folder=run.path,
-        number=number,
-        ready=ready,
-        status_file=run.path / "status.json",
-        on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}"),
-    ) as running:
+    pid_file = run.path / "boots" / f"{number}.pid" if recipe.engine.install.kind == "container" else None
+    stopped = guard.heeded(guard_file(run.path, number))
+    with (
+        stopped,
+        server.boot(
+            command,
+            folder=run.path,
+            number=number,
+            ready=ready,
+            status_file=run.path / "status.json",
+            sampler=guard.sampler(run.path, number, recipe, pid_file),
+            on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}"),
+        ) as running,
+    ):
         running.answered = watch.look
         # a container's server is no child of the command that was started
         pid = running.pid if cidfile[-1] is None else containers.main_pid(cidfile[-1])
@@ -116,6 +124,8 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             told["cpus_allowed"] = numa.allowed(pid)
         if cidfile[-1] is not None:
             running.startup["startup.port_s"] = None  # podman and docker open it before the server does
+            if pid is not None:
+                run.write_text(f"boots/{number}.pid", str(pid))
         told.update(startup=running.startup, started_at_ns=running.started_ns)
         run.write_json(f"boots/{number}.json", told)
         try:
@@ -162,13 +172,15 @@ def attached(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[runnin
     running.answered = watch.look
     told.update(started_at_ns=running.started_ns)
     run.write_json(f"boots/{number}.json", told)
-    try:
-        yield running
-    finally:
-        if told["here"]:
-            told.update(machine=watch.reading(None))
-        told.update(bench.engine.observe(lambda path: call(running, path), ""))  # its log is not had
-        run.write_json(f"boots/{number}.json", told)
+    beside = guard.beside(run.path, number, bench.recipe) if told["here"] else nullcontext()
+    with beside as running.guard_file:
+        try:
+            yield running
+        finally:
+            if told["here"]:
+                told.update(machine=watch.reading(None))
+            told.update(bench.engine.observe(lambda path: call(running, path), ""))  # its log is not had
+            run.write_json(f"boots/{number}.json", told)
 
 
 def _shown(word: str) -> str:

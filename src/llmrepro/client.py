@@ -91,6 +91,9 @@ class Record(pydantic.BaseModel):
     timings: dict[str, Any] | None = pydantic.Field(
         None, description="times by the engine's own clock: llama.cpp's `timings`, vLLM's `metrics`"
     )
+    draft_checks: int | None = pydantic.Field(
+        None, description="steps that checked a draft, where the running timings tell them"
+    )
     engine_log: dict[str, Any] | None = pydantic.Field(
         None, description="what the engine logged of its prompt cache during the request"
     )
@@ -317,6 +320,7 @@ def _record(
         same_token_share=counts.same_token_share,
         usage=said.usage,
         timings=said.timings,
+        draft_checks=stream.draft_checks(said.seen),
         text_sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 

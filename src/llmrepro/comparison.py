@@ -256,6 +256,8 @@ class ArmFailure(RuntimeError):
         first = next(iter(failed.values()))
         self.log_tail = list(getattr(first, "log_tail", []))
         self.next_step = getattr(first, "next_step", "")
+        by = {getattr(error, "stopped_by", None) for error in failed.values()}
+        self.stopped_by = by.pop() if len(by) == 1 else None  # of arms that were all stopped in order
 
 
 def take_turns(arms: dict[str, Run], boots: int, measure: Callable[[Run, int], None]) -> None:

@@ -166,7 +166,9 @@ def _of_server(recipe: Recipe, args: list[str], boots: list[dict], machine: dict
 
 def _speculation(effective: dict) -> str | None:
     method, tokens = effective.get("speculation"), effective.get("draft_tokens")
-    return f"{method} k={tokens}" if method and tokens and "=" not in method else method
+    found = f"{method} k={tokens}" if method and tokens and "=" not in method else method
+    lookup = effective.get("lookup_tokens")  # of n-grams: which of them are looked up decides what is drafted
+    return f"{found} lookup={lookup.replace(' to ', '..')}" if found and lookup else found
 
 
 def _cards(told: dict) -> list[dict] | None:

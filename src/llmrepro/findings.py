@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmrepro import prompts, results
+from llmrepro import prompts, results, samples
 from llmrepro.client import Record
 from llmrepro.measurements import Findings
 from llmrepro.parameters import Parameters
@@ -15,12 +15,13 @@ def read(path: Path) -> Findings:
     freeze = path / "engine-freeze.txt"
     given = read_json(path / "parameters.json")  # of an older or newer kit: what this one does not know is left
     kept = read_json_if_there(path / "prompts.json")
+    started = boots(path)
     return Findings(
         recipe=load_recipe(path),
         status=status(path, page=False),
         parameters=Parameters.model_validate({n: v for n, v in given.items() if n in Parameters.model_fields}),
         machine=read_json_if_there(path / "machine.json"),
-        boots=boots(path),
+        boots=started,
         records=[Record.model_validate(r) for r in read_lines(path / "records.jsonl")],
         result=results.compute(path),
         prompts=kept,
@@ -28,6 +29,8 @@ def read(path: Path) -> Findings:
         texts={name: kept[sha256] for name, sha256 in prompts.asked(path).items() if sha256 in kept},
         commands=_text(path / "commands.txt"),
         weights=read_json_if_there(path / "weights.json"),
+        samples=samples.read(path),
+        guarded=samples.guarded(path, started),
     )
 
 

@@ -42,11 +42,11 @@ def describe() -> Found:
     pcie_generation and pcie_width (now: links drop when idle), their _max, multiprocessors.
     """
     try:
-        with _nvml():
-            driver = _asked(pynvml.nvmlSystemGetDriverVersion)
-            return Found([_facts(gpu, driver) for gpu in _visible()])
+        with opened():
+            driver = asked(pynvml.nvmlSystemGetDriverVersion)
+            return Found([_facts(gpu, driver) for gpu in visible()])
     except pynvml.NVMLError as error:
-        return Found(None, _why(error))
+        return Found(None, why(error))
 
 
 class Watch:
@@ -59,8 +59,8 @@ class Watch:
         self._open = contextlib.ExitStack()
         self._seen: dict[int, list[dict]] = {}
         try:
-            self._open.enter_context(_nvml())
-            self._gpus = list(_visible())
+            self._open.enter_context(opened())
+            self._gpus = list(visible())
         except pynvml.NVMLError:
             self._open.close()
             self._gpus = None
@@ -80,7 +80,7 @@ class Watch:
         told = [
             {
                 "index": gpu.index,
-                "name": _asked(pynvml.nvmlDeviceGetName, gpu.handle),
+                "name": asked(pynvml.nvmlDeviceGetName, gpu.handle),
                 **_summed(self._seen[gpu.index]),
             }
             for gpu in self._gpus
@@ -92,8 +92,8 @@ class Watch:
 def taken_gib() -> float | None:
     """Memory taken on the visible GPUs, by whomever; None where it cannot be told."""
     try:
-        with _nvml():
-            seen = [_asked(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in _visible()]
+        with opened():
+            seen = [asked(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in visible()]
     except pynvml.NVMLError:
         return None
     return round(sum(m.used for m in seen) / GIB, 3) if seen and None not in seen else None
@@ -128,13 +128,16 @@ def others() -> list[str] | None:
     return found and [name for name in found if not name.startswith("NVIDIA")]
 
 
-class _Gpu(NamedTuple):
+class Gpu(NamedTuple):
+    """A card that NVML knows; for `asked`, between `opened` and its end."""
+
     index: int
     handle: object  # None: NVML gives none for it
 
 
 @contextlib.contextmanager
-def _nvml():
+def opened() -> Iterator[None]:
+    """NVML, initialised. Raises pynvml.NVMLError; `why` has the sentence for it."""
     pynvml.nvmlInit()
     try:
         yield
@@ -143,7 +146,7 @@ def _nvml():
             pynvml.nvmlShutdown()
 
 
-def _asked(function, *args):
+def asked(function, *args):
     """What NVML answers; None where the card, its driver or the rights of this process do not."""
     if None in args:
         return None
@@ -153,11 +156,11 @@ def _asked(function, *args):
         return None
 
 
-def _visible() -> Iterator[_Gpu]:
+def visible() -> Iterator[Gpu]:
     """Those that CUDA would show: numbers, UUIDs or their beginnings, up to the first that names none or one again
     (NVIDIA, CUDA C++ Programming Guide, "CUDA Environment Variables")."""
     count = pynvml.nvmlDeviceGetCount()
-    there = [_Gpu(i, _asked(pynvml.nvmlDeviceGetHandleByIndex, i)) for i in range(count)]
+    there = [Gpu(i, asked(pynvml.nvmlDeviceGetHandleByIndex, i)) for i in range(count)]
     named = os.environ.get(VISIBLE)
     if named is None:
         yield from there
@@ -171,55 +174,55 @@ def _visible() -> Iterator[_Gpu]:
         yield gpu
 
 
-def _named(word: str, there: list[_Gpu]) -> _Gpu | None:
+def _named(word: str, there: list[Gpu]) -> Gpu | None:
     if word.isdecimal():
         return there[int(word)] if int(word) < len(there) else None
     if word.startswith("MIG-"):
-        part = _asked(pynvml.nvmlDeviceGetHandleByUUID, word)
-        whole = _asked(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, part)
-        index = _asked(pynvml.nvmlDeviceGetIndex, whole)
-        return None if index is None else _Gpu(index, part)
-    fits = [g for g in there if word and str(_asked(pynvml.nvmlDeviceGetUUID, g.handle)).startswith(word)]
+        part = asked(pynvml.nvmlDeviceGetHandleByUUID, word)
+        whole = asked(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, part)
+        index = asked(pynvml.nvmlDeviceGetIndex, whole)
+        return None if index is None else Gpu(index, part)
+    fits = [g for g in there if word and str(asked(pynvml.nvmlDeviceGetUUID, g.handle)).startswith(word)]
     return fits[0] if len(fits) == 1 and word.startswith("GPU-") else None
 
 
-def _facts(gpu: _Gpu, driver: str | None) -> dict:
+def _facts(gpu: Gpu, driver: str | None) -> dict:
     handle = gpu.handle
-    memory = _asked(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    capability = _asked(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    capability = asked(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     capability = capability and ".".join(map(str, capability))
-    cores = _asked(pynvml.nvmlDeviceGetNumGpuCores, handle)
+    cores = asked(pynvml.nvmlDeviceGetNumGpuCores, handle)
     each = CORES_PER_MULTIPROCESSOR.get(capability)
     return {
         "index": gpu.index,
-        "name": _asked(pynvml.nvmlDeviceGetName, handle),
+        "name": asked(pynvml.nvmlDeviceGetName, handle),
         "memory_gib": memory and round(memory.total / GIB, 2),
         "driver": driver,
         "compute_capability": capability,
         **_now(gpu),
-        "power_limit_set_w": _watts(_asked(pynvml.nvmlDeviceGetPowerManagementLimit, handle)),
-        "power_limit_default_w": _watts(_asked(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
-        "sm_clock_max_mhz": _asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "memory_clock_max_mhz": _asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        "pcie_generation_max": _asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "pcie_width_max": _asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "power_limit_set_w": watts(asked(pynvml.nvmlDeviceGetPowerManagementLimit, handle)),
+        "power_limit_default_w": watts(asked(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+        "sm_clock_max_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_max_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        "pcie_generation_max": asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width_max": asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         "multiprocessors": cores // each if cores and each and cores % each == 0 else None,
     }
 
 
-def _now(gpu: _Gpu) -> dict:
+def _now(gpu: Gpu) -> dict:
     """What may change while a card works."""
     handle = gpu.handle
     return {
-        "power_limit_w": _watts(_asked(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        "sm_clock_mhz": _asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": _asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        "pcie_generation": _asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_width": _asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "power_limit_w": watts(asked(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        "sm_clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        "pcie_generation": asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_width": asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
     }
 
 
-def _watts(milliwatts: int | None) -> float | None:
+def watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else round(milliwatts / 1000, 1)
 
 
@@ -234,7 +237,7 @@ def _summed(samples: list[dict]) -> dict:
     }
 
 
-def _why(error: pynvml.NVMLError) -> str:
+def why(error: pynvml.NVMLError) -> str:
     """Why NVML tells nothing, and whether a card is to be seen all the same."""
     said = {
         pynvml.NVMLError_LibraryNotFound: "libnvidia-ml.so.1, which comes with NVIDIA's driver, is not here",

@@ -6,6 +6,8 @@ from llmrepro import jobs
 from llmrepro.client import Record
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
+from llmrepro.sample_rows import Beside, beside
+from llmrepro.samples import Guarded, Samples
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Findings:
     weights: dict = field(default_factory=dict)  # weights.json
     texts: dict[str, str] = field(default_factory=dict)  # what is asked by "workload/prompt", without its own line
     commands: str = ""  # what a live run executes, as it was written down when this one was prepared
+    samples: dict[int, Samples] = field(default_factory=dict)  # what was sampled beside each boot
+    guarded: dict[int, Guarded] = field(default_factory=dict)
 
     @property
     def published_only(self) -> bool:
@@ -34,6 +38,11 @@ class Findings:
     def asked(self) -> list[Record]:
         """The requests that count: not the warm-ups."""
         return [r for r in self.records if not r.warmup]
+
+    @property
+    def beside(self) -> Beside:
+        """The boots with their records and what was sampled meanwhile."""
+        return beside(self.recipe, self.boots, self.records, self.samples, self.guarded)
 
     @property
     def servers(self) -> list[str]:

@@ -235,11 +235,42 @@ def prefill_tps_server(record: Record) -> float | None:
 def acceptance(record: Record) -> float | None:
     """Accepted / drafted tokens of speculation, as llama.cpp's timings tell them or vLLM's metrics (0.32,
     --per-request-spec-decode-metrics); untold when nothing was drafted."""
-    drafted, accepted = _timing(record, "draft_n"), _timing(record, "draft_n_accepted")
-    told = (record.timings or {}).get("speculative_decoding")
-    if drafted is None and isinstance(told, dict):
-        drafted, accepted = _number(told, "num_draft_tokens"), _number(told, "num_accepted_draft_tokens")
+    drafted, accepted = drafts(record)
     return accepted / drafted if drafted and accepted is not None else None
+
+
+def drafts(record: Record) -> tuple[float | None, float | None]:
+    """(drafted tokens, of them accepted) of one request; None where the answer does not tell. llama.cpp does not
+    tell where it drafted nothing."""
+    drafted, accepted = _timing(record, "draft_n"), _timing(record, "draft_n_accepted")
+    if drafted is None:
+        told = _speculation(record)
+        drafted, accepted = _number(told, "num_draft_tokens"), _number(told, "num_accepted_draft_tokens")
+    return drafted, accepted
+
+
+def acceptance_length(record: Record) -> float | None:
+    """1 + accepted / steps that checked a draft: what such a step gives, the token that it makes itself included.
+    Steps are told by llama.cpp's running timings and by vLLM's metrics. Those without a draft are left out, so
+    that it says how long drafts last and not how fast an answer comes: see `tokens_per_step`.
+    """
+    accepted, checks = drafts(record)[1], draft_checks(record)
+    return 1 + accepted / checks if checks and accepted is not None else None
+
+
+def draft_checks(record: Record) -> float | None:
+    """Steps of one request that checked a draft; None where they are not told."""
+    return record.draft_checks or _number(_speculation(record), "num_spec_steps")
+
+
+def tokens_per_step(record: Record) -> float | None:
+    """Output tokens per step of the engine. Of a request: N / (N - accepted), since a step gives one token of its
+    own and those that it accepts; the step that ends the prompt gives the first. Of a workload: from the engine's
+    counters before and after it, warm-ups included. llama.cpp counts a step more for every --batch-size of a
+    prompt but the last, vLLM counts none that gave no token. Untold of a request whose drafts are.
+    """
+    n, (_, accepted) = record.output_tokens, drafts(record)
+    return n / (n - accepted) if n and accepted is not None and accepted < n else None
 
 
 def f_keep(record: Record) -> float | None:
@@ -281,6 +312,8 @@ DEFINITIONS: dict[str, Definition] = {
     "prefill_tps.published_2026_08": prefill_tps_published_2026_08,
     "prefill_tps.server": prefill_tps_server,
     "acceptance": acceptance,
+    "acceptance_length": acceptance_length,
+    "tokens_per_step": tokens_per_step,
     "memory.server_peak_gib": server_peak_gib,
     "f_keep": f_keep,
     "repetition_share": repetition_share,
@@ -297,6 +330,12 @@ def _speaks(event: Event) -> bool:
 
 def _kinds(event: Event) -> set[str]:
     return set(event.kind.split("+"))
+
+
+def _speculation(record: Record) -> dict:
+    """What vLLM tells of one request's drafts; {} where it tells nothing."""
+    told = (record.timings or {}).get("speculative_decoding")
+    return told if isinstance(told, dict) else {}
 
 
 def _timing(record: Record, key: str) -> float | None:

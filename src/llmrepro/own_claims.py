@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmrepro import conditions, imported, results, running_server, terms
+from llmrepro import conditions, facts, imported, results, running_server, terms
 from llmrepro.notation import plural
 from llmrepro.recipe import Recipe
 from llmrepro.run import boots, load_recipe
@@ -34,12 +34,14 @@ def of(path: Path, recipe: Recipe) -> tuple[dict, list[str]]:
     if run.id != recipe.id:
         raise RunError(f"{path} is a run of {run.id}, not of {recipe.id}; give a run of that")
     result = results.compute(path)
-    claims = [_claim(row, path) for row in result["metrics"] if _tells(row)]
+    seen = facts.read(path)
+    own = _of_one_server(seen)
+    claims = [_claim(row, path, own.get(row["server"], {})) for row in result["metrics"] if _tells(row)]
     if not claims:
         ended = status(path, page=False)["outcome"]
         raise RunError(f"{path} measured nothing that could be claimed: {ended}; give a complete run")
     _must_be_the_recipes(path, result)
-    here = results.here(path)
+    here = {name: value for name, value in seen.shared.items() if not any(name in told for told in own.values())}
     deciding, noted = (
         {name: here[name] for name in names if here.get(name) not in (None, "none", 0)}
         for names in (DECIDING, NOTED)
@@ -103,12 +105,20 @@ def _tells(row: dict) -> bool:
     return row["metric"] in METRICS and row["value"] is not None and of_one and not made_for_a_case
 
 
+def _of_one_server(seen: facts.Facts) -> dict[str, dict]:
+    """By server what decides there and not everywhere: what one server drafts binds no claim of another."""
+    return {
+        server: {n: told[n] for n in DECIDING if told.get(n) not in (None, seen.shared.get(n))}
+        for server, told in seen.servers.items()
+    }
+
+
 def _rounded(value: float) -> float:
     """No clock and no noise here carries more digits, and a page shows a published figure with all it has."""
     return float(f"{value:.{DIGITS}g}")
 
 
-def _claim(row: dict, path: Path) -> dict:
+def _claim(row: dict, path: Path, own: dict) -> dict:
     parts = [p for p in (row["metric"], row["server"], row["workload"], row["case"]) if p is not None]
     samples = [_rounded(value) for value in row["by_boot"]] if len(row["by_boot"]) > 1 else []
     # one value has no spread, nor has a line through all of them; of several boots the samples say it
@@ -124,6 +134,7 @@ def _claim(row: dict, path: Path) -> dict:
         "n": row["n"],
         **({"samples": samples} if samples else {}),
         **({} if alone else {"spread": [_rounded(row["least"]), _rounded(row["greatest"])]}),
+        **({"conditions": {"deciding": own}} if own else {}),
         **({"tolerance": START} if row["metric"].startswith("startup.") else {}),
         "evidence": "measured",
         "locator": f"run {path.name}, result.json: {', '.join(parts)}",

@@ -4,7 +4,7 @@ from collections import defaultdict
 from math import sqrt
 from statistics import fmean
 
-from llmrepro import intervals, jobs, ladder, metrics, outcomes, pairing, rows, terms
+from llmrepro import intervals, jobs, ladder, metrics, outcomes, pairing, rows, speculation, terms
 from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
 from llmrepro.workload import CASES, Workload
@@ -58,8 +58,12 @@ def _claimed(claimed: set[str], told: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(m for m in _DEFINITIONS if m in claimed and m not in (*told, *COUNTS))
 
 
-# What rows tell of a request: of the kit's definitions those that are published metrics.
-_DEFINITIONS = {name: definition for name, definition in metrics.DEFINITIONS.items() if name in terms.METRICS}
+# What rows tell of a request: of the kit's definitions those that are published metrics. Drafts: speculation.py.
+_DEFINITIONS = {
+    name: definition
+    for name, definition in metrics.DEFINITIONS.items()
+    if name in terms.METRICS and name not in speculation.METRICS
+}
 
 
 def _answers(metric: str, workload: Workload, records: list[Record]) -> dict:

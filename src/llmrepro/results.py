@@ -14,6 +14,10 @@ from llmrepro import (
     request_rows,
     rows,
     running_server,
+    sample_flags,
+    sample_rows,
+    samples,
+    speculation,
     verdict,
 )
 from llmrepro.client import Record
@@ -28,7 +32,7 @@ from llmrepro.verdict import Around
 
 INPUTS = (
     *("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl"),
-    "published_prompts.json",
+    *("published_prompts.json", samples.FILE),
 )
 BEFORE_RECORDS = ("card", "machine", "prepare", "measure")  # a run that failed there has not what it should
 
@@ -37,13 +41,15 @@ def compute(path: Path) -> dict:
     """The content of result.json for a run folder. The same files always give the same result.
 
     `metrics` are rows, see rows.py; `requests` counts statuses per workload; `flags` are sentences; `verdicts` see
-    verdict.Verdict, `comparisons` contrast.Compared; `inputs` are the sha256 of what was read.
+    verdict.Verdict, `comparisons` contrast.Compared; `speculation` see
+    speculation.with_and_without; `inputs` are the sha256 of what was read.
     """
     recipe = load_recipe(path)
     started = boots(path)
     written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
     records = _by_replicate(written, started)
-    told = _rows(path, recipe, started, records)
+    seen_beside = sample_rows.beside(recipe, started, written, samples.read(path), samples.guarded(path, started))
+    told = _rows(path, recipe, started, records) + sample_rows.of_run(seen_beside)
     seen = facts.read(path)
     found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, seen.shared, seen.servers)
     found += _settings(recipe, started)
@@ -60,10 +66,12 @@ def compute(path: Path) -> dict:
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
         "flags": flags.of(asked, told, {w.id for w in recipe.workloads if w.kind == "chat"})
         + cache_use.flags(started, written)
+        + speculation.flags(started, written)
         + running_server.flags(started)
         + flags.without_boot(written, started)
         + [f"{rate.what} ({rate.server}): {rate.sentence}" for rate in above]
-        + flags.disturbances(started, machine.get("cpu", {}).get("usable_cpus")),
+        + flags.disturbances(started, machine.get("cpu", {}).get("usable_cpus"))
+        + sample_flags.of(seen_beside),
         "conditions": [c._asdict() for c in found],
         "verdicts": [
             verdict.judge(c, told, conditions.of_claim(c, found, seen.shared, seen.servers), around).model_dump()
@@ -72,8 +80,15 @@ def compute(path: Path) -> dict:
         "comparisons": _comparisons(
             Measured(recipe, started, _counting(records), absent=around.absent), found, seen.shared, around
         ),
+        "speculation": [
+            compared
+            for workload in recipe.workloads
+            for compared in speculation.with_and_without(workload, _speculation(seen), _counting(records))
+        ],
         "inputs": {
-            n: sha256_of(path / n) for n in (*INPUTS, *(f"boots/{b}.json" for b in started)) if (path / n).exists()
+            n: sha256_of(path / n)
+            for n in (*INPUTS, *(file for b in started for file in (f"boots/{b}.json", samples.guard_file(b))))
+            if (path / n).exists()
         },
     }
 
@@ -111,6 +126,7 @@ def _rows(path: Path, recipe: Recipe, started: dict[int, dict], records: list[Re
             found += request_rows.of_workload(workload, server, mine, claimed, planned[server])
             if workload.kind == "prefix" and mine:
                 found += rows.hit_rate(workload, server, started)
+        found += speculation.rows(workload, _counting(records), started)
     return found
 
 
@@ -156,6 +172,11 @@ def _comparisons(run: Measured, found: list[conditions.Condition], here: dict, a
     if around.changed and not around.absent:
         return [c | {"word": "not_evaluated", "reason": f"{around.changed}; {c['reason']}"} for c in compared]
     return compared
+
+
+def _speculation(seen: facts.Facts) -> dict[str, str | None]:
+    """What each server was found to do of speculative decoding."""
+    return {server: told["speculation"] for server, told in seen.servers.items()}
 
 
 def _counting(records: list[Record]) -> list[Record]:

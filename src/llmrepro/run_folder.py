@@ -18,6 +18,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from llmrepro import terms
+from llmrepro.lines import drop_torn
 
 
 class RunError(RuntimeError):
@@ -88,6 +89,9 @@ class Folder:
             self._end("stopped", name, stopped_by="person", reason="interrupted by a person")
             raise
         except BaseException as error:
+            if by := getattr(error, "stopped_by", None):  # it stops a run in order
+                self._end("stopped", name, error.next_step, stopped_by=by, reason=str(error))
+                raise
             self._end(
                 "failed",
                 name,
@@ -128,21 +132,10 @@ class Folder:
         """Append requests to records.jsonl and flush them to the disk: a SIGKILL loses those in flight."""
         path = self.path / "records.jsonl"
         with open(path, "a+b") as file:
-            _drop_torn_line(file)
+            drop_torn(file)
             file.write(b"".join(r.model_dump_json().encode() + b"\n" for r in records))
             file.flush()
             os.fsync(file.fileno())
-
-
-def _drop_torn_line(file) -> None:
-    """Cut off what a kill left behind the last newline: half a record is no record."""
-    size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        return
-    file.seek(size - 1)
-    if file.read(1) != b"\n":
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_json(path: Path) -> Any:

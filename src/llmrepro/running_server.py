@@ -41,6 +41,7 @@ class Running:
     api_key: str | None = field(repr=False)
     log: Path
     started_ns: int = field(default_factory=time.perf_counter_ns)  # when it was first looked at
+    guard_file: Path | None = None
     answered: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def without_key(self, record: Record) -> Record:

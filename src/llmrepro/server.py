@@ -24,8 +24,9 @@ from pathlib import Path
 
 import requests
 
-from llmrepro import memory_use, supervisor
+from llmrepro import guard, memory_use, supervisor
 from llmrepro.client import Question, Record, ask
+from llmrepro.telemetry import guard_file
 
 POLL_S = 0.05  # how finely the start-up times are resolved
 REQUEST_TIMEOUT_S = (0.5, 1.0)  # connect, read: a stuck answer must not hold up the polling
@@ -38,8 +39,6 @@ PORT_TAKEN = re.compile(
     r"|failed to bind|unable to bind|port \d+ is already in use|port is already allocated",
     re.IGNORECASE,
 )
-# The sampler is this kit's own; of the user's environment it gets what finding Python and a GPU takes.
-SAMPLER_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ class Boot:
     _supervisor: subprocess.Popen = field(repr=False)
     main_pid: int | None = None  # of the server itself, where `pid` is that of a container's client
     oom_kills: int | None = field(default_factory=memory_use.kills)
+    guard_file: Path | None = None  # what its sampler tells for `guard.read`; None without a sampler
     answered: Callable[[], None] = field(default=lambda: None, repr=False)  # called after each of its answers
 
     def ended(self) -> str | None:
@@ -156,6 +156,7 @@ def boot(
 
     `command(port, api_key)` says how to start it. Writes `folder/boots/<number>.log` and beside it what was
     started, how it ended and what the supervisor did. `on_wait(seconds, what)` is called while it starts.
+    `sampler` is a command that runs beside it and may stop it, see telemetry.
     Raises ServerFailure; a port that was taken meanwhile is tried again once, on another.
     """
     with ExitStack() as tree:
@@ -193,7 +194,8 @@ def _leashed(
     boots = folder / "boots"
     boots.mkdir(parents=True, exist_ok=True)
     log, notes = boots / f"{number}.log", boots / f"{number}.supervisor.log"
-    for stale in (log, notes, exit_file(log)):
+    told = guard_file(folder, number)
+    for stale in (log, notes, exit_file(log), told):
         stale.unlink(missing_ok=True)
     spec = {
         "parent_pid": os.getpid(),
@@ -206,8 +208,8 @@ def _leashed(
         "status_file": status_file and str(status_file.resolve()),
     }
     if sampler is not None:
-        env = {name: os.environ[name] for name in SAMPLER_ENV if name in os.environ}
-        spec["sampler"] = _program(Command(sampler, env), boots / f"{number}.sampler.log", folder)
+        program = _program(Command(sampler, guard.environment()), boots / f"{number}.sampler.log", folder)
+        spec["sampler"] = {**program, "tells": str(told)}
     path = boots / f"{number}.spec.json"
     path.write_text(json.dumps(spec, indent=1).replace(api_key, KEY) + "\n", encoding="utf-8")
     with open(notes, "wb") as errors:
@@ -234,6 +236,7 @@ def _leashed(
             ),
             started_ns=said["started_ns"],
             _supervisor=process,
+            guard_file=told if sampler is not None else None,
         )
     finally:
         _stop(process, grace_s + 2 * len(command.cleanup) * supervisor.CLEANUP_S)

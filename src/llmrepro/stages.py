@@ -13,6 +13,7 @@ from llmrepro import (
     checkpoint,
     commands,
     environment,
+    guard,
     jobs,
     preparation,
     prompts,
@@ -220,12 +221,13 @@ def finish(run: Run) -> None:
     if missing:
         run.set_status("lacking", "report", reason="; ".join(missing))
     elif left:
+        told, on = guard.latest(run.path), f"run the cell measure again, or `llmrepro run --resume {run.path}`"
         run.set_status(
             "stopped",
             "measure",
-            stopped_by="person",
-            reason=f"{len(left)} requests were not asked",
-            next_step=f"run the cell measure again, or `llmrepro run --resume {run.path}`",
+            stopped_by="guard" if told.stop else "person",
+            reason=told.stop or f"{len(left)} requests were not asked",
+            next_step=f"{told.next_step}; then {on}" if told.stop else on,
         )
     else:
         run.set_status("completed", "report")

@@ -43,7 +43,7 @@ class Stopwatch:
             if server is not None:
                 own_s = _cpu_s(psutil.Process()) - self._own_s
                 own_s += _tree_s(psutil.Process(server)) if server != os.getpid() else 0
-                others = round(max(0.0, _busy_s(end) - _busy_s(self._start) - own_s) / seconds, 2)
+                others = round(max(0.0, busy_s(end) - busy_s(self._start) - own_s) / seconds, 2)
         return {
             "load_before": round(self._load, 2),
             "load_after": round(os.getloadavg()[0], 2),
@@ -54,7 +54,7 @@ class Stopwatch:
         }
 
 
-def _busy_s(times) -> float:
+def busy_s(times) -> float:
     """CPU seconds of user and kernel code on all CPUs; guests are counted within user."""
     return times.user + times.nice + times.system + times.irq + times.softirq
 

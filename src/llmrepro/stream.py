@@ -54,6 +54,7 @@ class Seen(NamedTuple):
     ids: int | None
     usage_n: int | None
     timings_n: int | None
+    drafted_n: int | None = None
 
 
 @dataclass
@@ -173,6 +174,7 @@ def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
         ids,
         _number(usage, "completion_tokens"),
         _number(timings, "predicted_n"),
+        _number(timings, "draft_n"),
     )
 
 
@@ -196,6 +198,23 @@ def _fault(event: Any) -> str | None:
         if not isinstance(ids, list | None) or not all(type(token) is int for token in ids or ()):
             return "has token ids that are no list of whole numbers"
     return None
+
+
+def draft_checks(seen: Sequence[Seen]) -> int | None:
+    """Steps of the engine that checked a draft: how often llama.cpp's running `timings.draft_n` grew, which sends
+    an event per token. None where nothing was drafted, the timings do not run along, or an event tells of several
+    tokens and so may hide a step."""
+    if any(s.timings_n is None for s in seen if not SPOKEN.isdisjoint(s.kinds)):
+        return None
+    checks = tokens = drafted = 0
+    for event in seen:
+        reached = event.timings_n or tokens
+        if (event.drafted_n or 0) > drafted:
+            if reached > tokens + 1:
+                return None
+            checks, drafted = checks + 1, event.drafted_n or 0
+        tokens = reached
+    return checks or None
 
 
 def count(answer: Answer) -> Counts:

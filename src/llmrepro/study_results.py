@@ -138,6 +138,8 @@ def _ratio(row: dict, arms: dict[str, _Arm]) -> dict | None:
     told = row["values"]
     if len(told) != 2 or len({v["arm"] for v in told}) != 2 or terms.METRICS[row["metric"]].better is None:
         return None
+    if row["statistic"] == "pooled":  # made of counts over all requests, which no pair of boots has
+        return None
     statistic = row["statistic"] if row["statistic"] in pairing.STATISTICS else "value"
     asked, sides = set(), []
     for v in told:

@@ -2,8 +2,9 @@
 
 A script of its own (the standard library only), run as `python -I supervisor.py SPEC.json` in its own
 session, with the read end of a pipe as stdin. SPEC.json holds `parent_pid`, `grace_s`, `server` and `sampler`
-(null, or `{argv, env, cwd, log}`), `cleanup` (commands that take away what is no descendant, such as a
-container: run with the server's environment before the server is told to end, and again after), `exit_file`,
+(null, or `{argv, env, cwd, log}`; of the sampler `tells` as well, see below), `cleanup` (commands that take away
+what is no descendant, such as a container: run with the server's environment before the server is told to end,
+and again after), `exit_file`,
 `status_file` (a path or null) and `secret` (null, or the text in argv and env that stands for a secret: then
 the first line on stdin is the secret, so that no file ever holds it).
 
@@ -15,6 +16,10 @@ What this took, each found by trying: a process group, PR_SET_PDEATHSIG and a ma
 miss some descendant, so both levels are child subreapers, and every orphan below becomes their child. A
 forked child of the parent keeps the pipe open, so the parent's pidfd is watched too. There are two levels
 because either may be killed: the guard clears up after the worker, the worker is told when the guard dies.
+
+The sampler is started first, and the server once the file `tells` is there: then it watches. A sampler that ends
+with STOP_CODE has found that the server must not go on: the server is ended, and the last line of `tells` has the
+reason. However else the sampler ends, measuring goes on.
 """
 
 import contextlib
@@ -33,6 +38,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REST_S = 2.0  # what is left once the server's main process is gone has this long to end by itself
 STUCK_S = 30.0  # a process in uninterruptible sleep (a driver) cannot be killed: then say so and go
 CLEANUP_S = 30.0  # for each clean-up command: a container's runtime may hang
+ARMED_S = 15.0  # for the sampler to watch: opening a GPU's driver takes seconds where nothing else uses it
+STOP_CODE = 3
 OOM_SCORE = 500  # of 1000: short of memory, the machine ends the server and not the notebook
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -104,6 +111,9 @@ class Worker:
         self.said = b""  # what came on stdin
         self.pipe_ended = False
         self.server: int | None = None  # its pid while it lives
+        self.sampler: int | None = None  # likewise
+        self.forbidden = ""  # why the sampler wants the server ended
+        self.ending = False
         self.reason = "it ended by itself"
 
     def run(self) -> int:
@@ -122,6 +132,7 @@ class Worker:
         else:
             say({"pid": self.server, "started_ns": started_ns})
             self._wait(wake)
+        self.ending = True
         heard = len(self.signals)
         clean_up(self.spec)
         end_first(self.reap, self.server, self.spec["grace_s"], lambda: len(self.signals) > heard)
@@ -143,11 +154,20 @@ class Worker:
         return _reap(self._ended)
 
     def _start_sampler(self) -> None:
-        if self.spec["sampler"] is not None:
-            try:
-                start(self.spec["sampler"], None, "")
-            except OSError as error:  # no telemetry is no reason not to measure
-                log(f"the sampler could not be started: {error}")
+        """Start it and wait until it watches, or there is something else to do."""
+        sampler = self.spec["sampler"]
+        if sampler is None:
+            return
+        try:
+            self.sampler, _ = start(sampler, None, "")
+        except OSError as error:  # no telemetry is no reason not to measure
+            log(f"the sampler could not be started: {error}")
+        told = [fd for fd in (0, self.parent) if fd is not None]
+        end = time.monotonic() + ARMED_S
+        while self.sampler is not None and not os.path.exists(sampler["tells"]) and time.monotonic() < end:
+            if select.select(told, [], [], 0.02)[0] or self.signals:
+                return
+            self.reap()
 
     def _wait(self, wake: int) -> None:
         """Return when the server has ended or there is a reason to end it, which is then `self.reason`."""
@@ -168,6 +188,8 @@ class Worker:
                 self.reason = "it was stopped in order"
             elif self.pipe_ended or self.parent in ready:
                 self.reason = f"the process that measured (pid {self.spec['parent_pid']}) was gone"
+            elif self.forbidden:
+                self.reason = f"the guard stopped it: {self.forbidden}"
             elif self.signals:
                 self.reason = f"its supervisor was told to end by {signal.Signals(self.signals[0]).name}"
             else:
@@ -192,6 +214,13 @@ class Worker:
         if pid == self.server:
             self.server = None
             self._write_exit(status, self.reason)
+        if pid == self.sampler:
+            self.sampler = None
+            code = os.waitstatus_to_exitcode(status)
+            if code == STOP_CODE:
+                self.forbidden = last_reason(self.spec["sampler"]["tells"])
+            elif not self.ending:
+                log(f"the sampler ended with {code}: what the machine does is written down no longer")
 
     def _write_exit(self, status: int | None, reason: str) -> None:
         code = None if status is None else os.waitstatus_to_exitcode(status)
@@ -362,6 +391,15 @@ def interrupt(status_file: str | None, parent_pid: int) -> None:
             "next_step": f"go on with resume={folder!r}",
         },
     )
+
+
+def last_reason(path: str) -> str:
+    """The `reason` of the last of a file's JSON lines."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.loads(file.readlines()[-1])["reason"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"{path} does not tell why"
 
 
 def hide(path: str, secret: str) -> None:

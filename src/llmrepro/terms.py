@@ -98,7 +98,10 @@ METRICS = {
     "temperature.core_c": Metric("temperature of the core, peak", "°C", "lower", "boot"),
     "temperature.memory_c": Metric("temperature of the GPU's memory, peak", "°C", "lower", "boot"),
     "guard.stop_s": Metric("time under load until the guard stops the run", "s", "higher", "boot"),
+    "energy_j_per_token": Metric("energy per output token, prefill included", "J/tok", "lower", "workload"),
     "acceptance": Metric("accepted share of drafted tokens", "", "higher", "request"),
+    "acceptance_length": Metric("tokens of a step that checked a draft", "tok", "higher", "workload"),
+    "tokens_per_step": Metric("output tokens per step of the engine", "tok", "higher", "workload"),
 }
 
 # Conditions by the names that recipes use for them, with what they are called on a page. Which of them decide is
@@ -140,6 +143,7 @@ STATISTICS = {
     "harmonic": "harmonic mean of the prompts",
     "median": "median of the prompts",
     "slope": "slope over lengths",
+    "pooled": "all requests together",
     "mean": "mean",
     "value": "value",
 }

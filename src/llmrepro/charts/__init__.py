@@ -17,6 +17,7 @@ from matplotlib import font_manager
 
 from llmrepro import findings, imported, sizing, study_findings
 from llmrepro.charts import (
+    acceptance,
     averages,
     break_even,
     capacity,
@@ -28,6 +29,7 @@ from llmrepro.charts import (
     roofline,
     starts,
     startup,
+    telemetry,
 )
 from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
@@ -49,6 +51,8 @@ NAMES = (
     "averages",
     "kv-cache",
     "roofline",
+    "acceptance",
+    "telemetry",
 )
 FORMATS = ("svg", "png", "csv", "txt")
 
@@ -113,7 +117,8 @@ def _drawings(found: Findings) -> list[Drawing]:
     rooms = sizing.rooms(found)
     for place, room in enumerate(rooms, 1):
         drawn.append(capacity.kv_cache(found, room, "kv-cache" if len(rooms) == 1 else f"kv-cache-{place}"))
-    return [d for d in (*drawn, roofline.decode_roofline(found), startup.startup(found)) if d is not None]
+    drawn += [roofline.decode_roofline(found), acceptance.acceptance(found), startup.startup(found)]
+    return [d for d in (*drawn, telemetry.telemetry(found)) if d is not None]
 
 
 def _imported_drawings(found: Imported) -> list[Drawing]:
@@ -139,6 +144,7 @@ def _of_requests(found: Findings) -> Iterator[Drawing | None]:
     """The charts whose points are requests, of each workload; none where nothing was asked."""
     if not found.asked:
         return
+    asked = {r.workload for r in found.asked}  # several of them are a matter of the profile
     from llmrepro.charts import decode, ttft  # pandas and seaborn: seconds that a page of a publication saves
 
     for draw_one, name, kinds in (
@@ -147,7 +153,7 @@ def _of_requests(found: Findings) -> Iterator[Drawing | None]:
         (prefix.ttft_by_cache, "ttft-by-cache", tuple(CASES)),
         (ladder.climbed, "ladder", ("ladder",)),
     ):
-        mine = [w for w in found.recipe.workloads if w.kind in kinds]
+        mine = [w for w in found.recipe.workloads if w.kind in kinds and (w.kind != "chat" or w.id in asked)]
         yield from (draw_one(found, w, _named(name, w, mine)) for w in mine)
 
 

@@ -32,7 +32,9 @@ class Engine(Protocol):
     `adapted(workload)` → what of its requests the engine gets otherwise than the recipe says, a sentence each;
     `toolchain(install)` → {name: version} of what this machine builds it with, or EngineError without that;
     `flags(environment, install)` → the options that an installed build's own --help lists;
-    `counters(get)` → {"prefix_queries_tokens", "prefix_hits_tokens"}, running totals since the start;
+    `counters(get)` → running totals since the start, as far as they are told: "prefix_queries_tokens",
+    "prefix_hits_tokens"; "generation_tokens", "engine_steps"; of speculation "spec_drafts" (steps that checked a
+    draft), "spec_draft_tokens", "spec_accepted_tokens", "spec_accepted_by_position.<i>" (absent is 0);
     `versions(get)` → the names of the version of a server that the kit did not start, its own first; [] untold;
     `settings(args, effective)` → (name, asked for in the server's arguments, found) for what can be read back;
     `speculation(args)` → what the arguments ask of speculative decoding, where the server does not tell;

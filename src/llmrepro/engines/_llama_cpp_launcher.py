@@ -39,6 +39,21 @@ def _cache(word):
     return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{word.upper()}")
 
 
+def _drafting(words):
+    kinds = getattr(xllamacpp, "common_speculative_type", None)
+    names = [(word, f"COMMON_SPECULATIVE_TYPE_{word.upper().replace('-', '_')}") for word in words.split(",")]
+    for word, name in names:
+        if not hasattr(kinds, name):
+            raise argparse.ArgumentTypeError(f"this xllamacpp has no speculation called {word!r}")
+    return [getattr(kinds, name) for _, name in names]
+
+
+# What each way of drafting from n-grams takes: lengths in tokens, and how often one must have been seen.
+NGRAMS = {
+    **dict.fromkeys(("simple", "map-k", "map-k4v"), ("size-n", "size-m", "min-hits")),
+    "mod": ("n-match", "n-min", "n-max"),
+}
+
 # names as llama-server has them: (attribute of CommonParams, type)
 TABLE = {
     ("--model", "-m"): ("model.path", str),
@@ -59,6 +74,12 @@ TABLE = {
     ("--ctx-checkpoints", "-ctxcp"): ("n_ctx_checkpoints", int),
     ("--slot-prompt-similarity", "-sps"): ("slot_prompt_similarity", float),
     ("--slot-save-path",): ("slot_save_path", _folder),
+    ("--spec-type",): ("speculative.types", _drafting),
+    **{
+        (f"--spec-ngram-{kind}-{name}",): (f"speculative.ngram_{kind}.{name}".replace("-", "_"), int)
+        for kind, names in NGRAMS.items()
+        for name in names
+    },
     ("--host",): ("hostnames", lambda word: [word]),
     ("--port",): ("port", int),
     ("--log-verbosity", "-lv"): ("verbosity", int),

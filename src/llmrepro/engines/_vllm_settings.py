@@ -20,6 +20,7 @@ _COUNTERS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
     "vllm:num_preemptions_total": "preemptions",
+    "vllm:iteration_tokens_total_count": "engine_steps",
     "vllm:spec_decode_num_drafts_total": "spec_drafts",
     "vllm:spec_decode_num_draft_tokens_total": "spec_draft_tokens",
     "vllm:spec_decode_num_accepted_tokens_total": "spec_accepted_tokens",
@@ -31,7 +32,8 @@ def counters(metrics_text: str) -> dict[str, float]:
 
     `prompt_tokens` holds the cached ones. With speculation `spec_accepted_by_position.<i>` counts how often
     draft token i (from 0) was accepted. A server without prefix caching offers the cache's counters too, and
-    they stay at 0: a hit rate needs queries.
+    they stay at 0: a hit rate needs queries. `engine_steps` are those that gave a token: the one that ends a
+    prompt gives the first, and those that read only a part of it are not counted.
     """
     positions = _prometheus.by_label(
         metrics_text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position"
@@ -113,6 +115,7 @@ def effective(metrics_text: str, log: str, models: dict | None) -> dict[str, str
     labels = _prometheus.labels(metrics_text, "vllm:cache_config_info")
     given = arguments(log)
     found: dict[str, Any] = {name: given.get(key) for name, key in _ARGUMENTS.items()}
+    found["lookup_tokens"] = _lookup(given.get("speculative_config"))
     for name, pattern in _LINES.items():
         match = next((m for line in said if (m := re.search(pattern, line.text))), None)
         if match:
@@ -134,6 +137,12 @@ def effective(metrics_text: str, log: str, models: dict | None) -> dict[str, str
         length = served[0].get("max_model_len")
         found["context_tokens"] = length if isinstance(length, int) else found.get("context_tokens")
     return {name: value for name, value in found.items() if value not in (None, "None")}
+
+
+def _lookup(config: Any) -> str | None:
+    """How many of the last tokens n-gram speculation looks up, "2 to 4", where both ends were asked for."""
+    ends = [config.get(f"prompt_lookup_{end}") for end in ("min", "max")] if isinstance(config, dict) else [None]
+    return None if None in ends else " to ".join(map(str, dict.fromkeys(ends)))
 
 
 def arguments(log: str) -> dict[str, Any]:

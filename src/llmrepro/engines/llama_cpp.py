@@ -187,9 +187,15 @@ def counters(get) -> dict[str, float]:
     """Running totals since the start, under the names of vLLM's; {} without --metrics.
 
     llama.cpp's prompt_tokens_total leaves the cached ones out: asked for are both together. A build from before
-    prompt_tokens_cached_total tells neither.
+    prompt_tokens_cached_total tells neither. `engine_steps` is n_decode_total: one for every --batch-size of a
+    prompt, the last of which gives the first token, and one for every step after, those that check a draft
+    included, whatever its help says.
     """
-    told = _prometheus.totals(get("/metrics") or "", _COUNTERS)
+    page = get("/metrics") or ""
+    told = _prometheus.totals(page, _COUNTERS) | {
+        f"spec_accepted_by_position.{i}": value
+        for i, value in _prometheus.by_label(page, _BY_POSITION, "position").items()
+    }
     computed, cached = told.pop("computed", None), told.get("prefix_hits_tokens")
     if computed is None or cached is None:
         return told
@@ -200,10 +206,12 @@ _COUNTERS = {
     "llamacpp:prompt_tokens_total": "computed",
     "llamacpp:prompt_tokens_cached_total": "prefix_hits_tokens",
     "llamacpp:tokens_predicted_total": "generation_tokens",
+    "llamacpp:n_decode_total": "engine_steps",
     "llamacpp:spec_decode_num_drafts_total": "spec_drafts",
     "llamacpp:spec_decode_num_draft_tokens_total": "spec_draft_tokens",
     "llamacpp:spec_decode_num_accepted_tokens_total": "spec_accepted_tokens",
 }
+_BY_POSITION = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 def slot_arguments(folder: Path) -> list[str]:
@@ -249,14 +257,23 @@ _SETTINGS = {
 
 
 def settings(args: list[str], effective: dict) -> list[tuple]:
-    """(name, asked, found) of the settings in whole numbers that the server tells."""
+    """(name, asked, found) of the settings in whole numbers that the server tells, and of how it drafts."""
     given = {a: b for a, b in pairwise(args) if a.startswith("-") and b.isdecimal()}
-    return [
+    found = [
         (name, int(given[flag]), effective[name])
         for name, flags in _SETTINGS.items()
         for flag in flags
         if flag in given and effective.get(name) is not None
     ]
+    told = effective.get("speculation")
+    if told is None or "--spec-type" not in args:
+        return found
+    return [*found, ("speculation", _kinds(speculation(args)), _kinds(told))]
+
+
+def _kinds(speculation: str) -> str:
+    """The kinds of drafts alone: arguments and log name their sizes differently."""
+    return ", ".join(sorted(w for w in re.split(r"[ ,]", speculation) if w != "+" and "=" not in w))
 
 
 def sequences(args: list[str]) -> int | None:
@@ -267,11 +284,30 @@ def sequences(args: list[str]) -> int | None:
 
 
 def speculation(args: list[str]) -> str:
-    """What the arguments ask of speculative decoding, which the server does not tell: "none", or the kind of
-    drafts and how many."""
-    given = {a: b for a, b in pairwise((*args, "")) if a in ("--spec-type", "--spec-draft-n-max")}
+    """What the arguments ask of speculative decoding: "none", or the kind of drafts with how many a drafter
+    makes, or what n-grams are given ("ngram-simple size_n=4 size_m=4"). The log tells more, see `observe`."""
+    given = {a: b for a, b in pairwise((*args, "")) if a.startswith("--spec-")}
     kind, drafts = given.get("--spec-type", "none"), given.get("--spec-draft-n-max")
-    return f"{kind} k={drafts}" if drafts and kind != "none" else kind
+    own = f"--spec-{kind}-"
+    sizes = [f"{a.removeprefix(own).replace('-', '_')}={b}" for a, b in given.items() if a.startswith(own)]
+    if drafts and kind.startswith("draft-"):
+        sizes = [f"k={drafts}"]
+    return " ".join([kind, *sizes])
+
+
+def _drafting(log: str) -> str | None:
+    """The speculation that a server says it has set up, in the words of `speculation`, defaults included; None
+    where its log does not tell, which it does from --log-verbosity 4 on."""
+    kinds = re.findall(r"adding speculative implementation '([\w-]+)'\n.*? - ([^\n]*)", log)
+    if not kinds:
+        return "none" if "no implementations specified for speculative decoding" in log else None
+    told = []
+    for kind, line in kinds:
+        sizes = re.findall(r"(\w+=[\w.]+)", line)
+        if kind.startswith("draft-"):
+            sizes = [size.replace("n_max=", "k=") for size in sizes if size.startswith("n_max=")]
+        told.append(" ".join([kind, *sizes]))
+    return " + ".join(told)
 
 
 def cache_layout(args: list[str], effective: dict) -> dict:
@@ -319,6 +355,7 @@ def observe(get, log: str) -> dict:
         "load_mode": _found(r"load_mode = (\S+?)\)", log),
         "memory_lock": _found(r"warning: (failed to mlock.*)", log),
         "kv_dtype": f"{kv['k']}/{kv['v']}" if kv else None,
+        "speculation": _drafting(log),  # /props says "none" of it even where there is
     }
     return {
         "effective": {k: v for k, v in effective.items() if v is not None},

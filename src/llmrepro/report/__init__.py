@@ -4,7 +4,7 @@ from pathlib import Path
 
 from llmrepro import charts, comparison, findings, imported, study_findings
 from llmrepro.markup import Html, join
-from llmrepro.report import appendix, capacity, headline, page, receipts, sections, study
+from llmrepro.report import appendix, capacity, headline, page, receipts, sections, study, telemetry
 
 
 def write(run_path: Path) -> Path:
@@ -18,8 +18,14 @@ def write(run_path: Path) -> Path:
     if imported.there(run_path):
         return _imported(run_path)
     found = findings.read(run_path)
-    figures = join([Html(figure.html()) for figure in charts.draw(run_path)])
-    parts = [*sections.sections(found, figures), *capacity.sections(found), *appendix.sections(found)]
+    drawn = {figure.name: Html(figure.html()) for figure in charts.draw(run_path)}
+    figures = join([figure for name, figure in drawn.items() if name not in telemetry.OWN])
+    parts = [
+        *sections.sections(found, figures),
+        *telemetry.sections(found, drawn),
+        *capacity.sections(found),
+        *appendix.sections(found),
+    ]
     return page.write(
         run_path / "report.html", found.recipe.title, headline.head(found), parts, appendix.foot(found)
     )

@@ -27,6 +27,13 @@ DEFINITIONS = {
     "startup.models_s": "From the start of the process until GET /v1/models answers 200.",
     "startup.health_s": "From the start of the process until the health path answers 200.",
     "startup.first_completion_s": "From the start of the process until the first completion's first token.",
+    "power.busy_w": "The mean power of the GPU over the samples taken while a request was in flight, warm-ups "
+    "left out; of several GPUs the sum of their means.",
+    "temperature.core_c": "The highest of a boot, from its start to its end; over boots the mean of their peaks.",
+    "temperature.memory_c": "The same of the GPU's memory.",
+    "guard.stop_s": "From the first request of a boot that counts to the moment at which the guard stopped it.",
+    "energy_j_per_token": "Energy from a workload's first request to its last token by a counter of the GPU, or "
+    "of the CPU package where the recipe uses no GPU, over its output tokens. Prefill and pauses are in it.",
     "kv_bytes_per_token": "The size of the cache that the engine says it allocated, over the cells in it.",
 }
 

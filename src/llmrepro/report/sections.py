@@ -9,7 +9,7 @@ from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, table, tag
 from llmrepro.notation import number, quantity
 from llmrepro.notation import published as as_published
-from llmrepro.report import averages, comparisons, ladders, published
+from llmrepro.report import averages, comparisons, ladders, published, speculation
 from llmrepro.report.comparisons import EVIDENCE
 from llmrepro.report.values import measured_values, startup
 from llmrepro.report.words import RELATIONS, relation, value, word
@@ -86,6 +86,9 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
     )
     if statistics:
         yield Section("statistics", averages.TITLE, averages.TEXT, statistics)
+    drafted = speculation.tables(found)
+    if drafted:
+        yield Section("speculation", speculation.TITLE, speculation.TEXT, drafted)
     if found.boots:
         yield Section(
             "startup",

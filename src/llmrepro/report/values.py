@@ -24,6 +24,9 @@ COLUMNS = {
     "prefill_tps.server": "prefill by the server, tok/s",
     "e2e_tps": "whole request, tok/s",
     "throughput_tps": "all streams together, tok/s",
+    "acceptance": "drafts accepted",
+    "acceptance_length": "tokens of a step with a draft",
+    "tokens_per_step": "tokens per step",
 }
 # What a server logs of a request, by the column's head.
 LOGGED = {"f_sim": "f_sim", "f_keep": "f_keep", "prompts evicted": "evicted"}
@@ -113,7 +116,7 @@ def _whole(row: dict) -> Html:
 
 def _texts(row: dict) -> tuple[str, str]:
     """(value, interval) of a row as text."""
-    if row["metric"] == "prefix_hit_rate":
+    if row["metric"] in ("prefix_hit_rate", "acceptance"):
         return NOTHING if row["value"] is None else f"{row['value']:.1%}", ""
     return measured(row["value"], row["low"], row["high"])
 
