@@ -117,9 +117,10 @@ def test_silence_before_the_first_byte_is_a_timeout(server):
     assert record.status == "timeout" and record.events == []
 
 
-def test_a_server_that_dies_under_the_request_is_engine_died():
+@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
+def test_a_server_that_dies_under_the_request_is_engine_died(framing):
     with truth_server.start() as server:
-        record = put(server, die_after=6)
+        record = put(server, die_after=6, framing=framing)
         assert record.status == "engine_died" and record.text == said(5)
         assert server.process.wait(10) == 0  # as crashed servers do: the exit code says nothing
         record = put(server)

@@ -7,7 +7,7 @@ import pytest
 from folders import boot, chat, folder, record, soup, table, text
 from test_prefix import new_run, result_of  # noqa: F401
 
-from llmrepro import facts, metrics, own_claims, results, speculation, stream, workloads
+from llmrepro import facts, metrics, own_claims, results, speculation, sse, stream, workloads
 from llmrepro.catalog import DEFAULT, load
 from llmrepro.client import Record
 from llmrepro.engines import _vllm_settings, llama_cpp
@@ -27,7 +27,7 @@ def page(name: str) -> dict:
 
 def answered(path: Path) -> Record:
     """The record of a stream that a real server sent."""
-    reader = stream.Reader()
+    reader = sse.Reader()
     payloads = reader.feed(path.read_bytes()) + reader.close()
     answer = stream.read([(i, payload) for i, payload in enumerate(payloads)], 0)
     counts = stream.count(answer)
