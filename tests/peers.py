@@ -125,7 +125,7 @@ def pinned() -> dict[str, str]:
 def install(place: Path, requirements: list[str], *options: str, python: Path | None = None) -> None:
     """A new environment with these packages, from the indexes that this machine's pip uses."""
     env = {**os.environ, **package_index.uv_environment()}
-    made = [uv.find_uv_bin(), "venv", "--quiet", "--python", str(python or sys.executable), str(place)]
+    made = [uv.find_uv_bin(), "venv", "--quiet", "--clear", "--python", str(python or sys.executable), str(place)]
     got = [
         uv.find_uv_bin(),
         "pip",
@@ -191,7 +191,7 @@ def aiperf(place: Path, tokenizer: Path, *, server_counts: bool) -> Client:
     """As it comes it counts tokens with its own tokenizer; with `server_counts` as the server tells, per chunk
     where the server does."""
     line = pinned()["aiperf"]
-    if not place.exists():
+    if not (place / "bin/aiperf").exists():
         install(place, [line])
 
     def command(request: Request, requests: int, folder: Path) -> list[str]:
