@@ -16,6 +16,7 @@ class Script:
     dialect: str = "llama.cpp"  # or "vllm", "vllm-0.14", "open-jet"
     ttft_s: float = 0.02
     gap_s: float = 0.002
+    role_s: float | None = None  # when chat's role chunk goes; None: with the first token
     chunks: list[int] = field(default_factory=list)  # tokens per chunk; empty: one each, max_tokens of them
     reasoning: int = 0  # that many first chunks are reasoning
     reasoning_key: str = "reasoning_content"
@@ -124,7 +125,7 @@ def _llama_cpp(script: Script, chunks: list[int], chat: bool, body: dict[str, An
                 prompt_progress={"total": script.prompt_tokens, "cache": 0, "processed": part, "time_ms": 0},
             )
     if chat:
-        event(script.ttft_s, choice(None, role=True))
+        event(script.ttft_s if script.role_s is None else script.role_s, choice(None, role=True))
     at_s = script.ttft_s
     for i, k in enumerate(chunks):
         at_s, done = script.ttft_s + i * script.gap_s, done + k
@@ -180,7 +181,8 @@ def _vllm(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -
         first = {"role": "assistant", "content": ""} | ({"reasoning_content": None} if old else {})
         role = {"delta": first, "logprobs": None, "finish_reason": None}
         more = {"prompt_token_ids": prompt_ids} | ({} if old else {"prompt_text": None})
-        event(script.ttft_s, [{"index": 0, **role}], **running(), **more)
+        at_s = script.ttft_s if script.role_s is None else script.role_s
+        event(at_s, [{"index": 0, **role}], **running(), **more)
     ends = script.finish == "stop"
     steps = [*chunks, 1] if ends else chunks
     for i, k in enumerate(steps):
