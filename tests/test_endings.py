@@ -37,6 +37,12 @@ def test_a_prompt_too_long_is_context_overflow(server, dialect):
             '{"error":{"code":400,"message":"messages: an array expected","type":"invalid_request_error"}}',
             "http_error",
         ),
+        (
+            400,  # of vLLM 0.32, for a prompt that fills its context to the last token
+            '{"error":{"message":"max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",'
+            '"type":"BadRequestError","param":"max_tokens","code":400}}',
+            "context_overflow",
+        ),
         (401, '{"error":"Invalid API Key"}', "http_error"),
         (404, '{"detail":"Not Found"}', "http_error"),
         (500, "Internal Server Error", "http_error"),

@@ -20,7 +20,9 @@ UNTOLD = "the server told no number of output tokens that goes to the answer's e
 
 OVERFLOW = re.compile(
     r"exceed_context_size|context_length_exceeded|context (length|size|window)"
-    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long|does not fit the context",
+    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long|does not fit the context"
+    # vLLM lowers max_tokens to what the context has left, and refuses the 0 that a full one leaves.
+    r"|max_tokens must be at least 1, got 0",
     re.IGNORECASE,
 )
 MEMORY = re.compile(
