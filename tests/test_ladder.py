@@ -291,12 +291,13 @@ def test_how_far_it_held_is_told_of_each_ending():
         return Record(**fields, case=case, status=status, **more)
 
     whole = ladder.of(workload, [answer("64", prompt_tokens=64), answer("128", prompt_tokens=130)])
-    assert whole == (130, None, None, [])
+    assert whole == (130, None, None, None, [])
     died = answer("128", "engine_died", error="gone", xids=[31, 31])
     assert ladder.of(workload, [answer("64", prompt_tokens=64), died]) == (
         64,
         128,
-        "engine died: gone (Xid 31)",
+        "engine died, Xid 31",
+        "engine died, Xid 31: gone",
         ["256"],
     )
     odd = answer("64", prompt_tokens=64, xids=[13])

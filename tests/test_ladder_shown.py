@@ -41,14 +41,14 @@ def test_the_page_says_how_far_it_held_and_where_it_failed_and_what_was_not_aske
     page = soup(folder(tmp_path, [rung("512"), rung("1024"), died("2048")], parameters=LADDERS))
     said = section(page, "ladders")
     assert (
-        "verified up to 1,024 tokens, failed at 2,048 (engine died: the server was killed by SIGABRT (Xid 31))."
+        "verified up to 1,024 tokens, failed at 2,048 (engine died, Xid 31: the server was killed by SIGABRT)."
         in said
     )
     assert "Longer prompts lie outside the verified range, 4,096 of them not asked." in said
     assert "1,024 tokens ✓ ok 1,024 5.12" in said and "2,048 tokens ✗ engine died" in said
     top = head(page)
     assert "The run is complete." in top and "planned requests" not in top
-    assert "verified up to 1,024 tokens; failed at 2,048" in top
+    assert "verified up to 1,024 tokens, failed at 2,048 (engine died, Xid 31)" in top
 
 
 @pytest.mark.filterwarnings("error")
@@ -64,7 +64,7 @@ def test_what_never_failed_has_no_boundary_and_a_failure_at_once_verifies_nothin
 def test_an_answer_during_which_the_driver_reported_an_xid_is_no_verified_length(tmp_path):
     page = soup(folder(tmp_path, [rung("512"), rung("1024", xids=[13])], parameters=LADDERS))
     said = section(page, "ladders")
-    assert "verified up to 512 tokens, failed at 1,024 (xid: no reason told (Xid 13))." in said
+    assert "verified up to 512 tokens, failed at 1,024 (Xid 13: no reason told)." in said
     assert "1,024 tokens ✗ xid" in said
 
 

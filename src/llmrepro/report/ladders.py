@@ -25,7 +25,7 @@ def of(found: Findings) -> Html:
 def sentences(found: Findings) -> list[str]:
     """How far each ladder held, without markup, for the head of the page."""
     return [
-        f"{workload.title or workload.id} ({server}): {_verified(reached)}; {_failed(reached)}"
+        f"{workload.title or workload.id} ({server}): {_verified(reached)}, {_failed(reached, reached.ending)}"
         for workload, server, _, reached in _climbed(found)
     ]
 
@@ -42,16 +42,16 @@ def _verified(reached: Reached) -> str:
     return "nothing verified" if reached.verified is None else f"verified up to {reached.verified:,} tokens"
 
 
-def _failed(reached: Reached) -> str:
-    if reached.reason is None:
+def _failed(reached: Reached, why: str | None) -> str:
+    if why is None:
         return "nothing failed, so that the boundary lies beyond"
     at = "a length that nobody counted" if reached.fails is None else f"{reached.fails:,}"
-    return f"failed at {at} ({reached.reason})"
+    return f"failed at {at} ({why})"
 
 
 def _said(workload: Workload, server: str | None, reached: Reached) -> list[Html | str]:
     named = f"{workload.title or workload.id}{f' · {server}' if server else ''}: "
-    said = [named, tag("strong", _verified(reached)), ", ", _failed(reached), "."]
+    said = [named, tag("strong", _verified(reached)), ", ", _failed(reached, reached.reason), "."]
     if reached.reason is not None:
         beyond = (
             f", {', '.join(f'{int(c):,}' for c in reached.beyond)} of them not asked" if _numbers(reached) else ""
