@@ -16,6 +16,7 @@ from llmrepro import (
     exchange,
     fixes,
     guard,
+    guard_log,
     machine,
     numa,
     page_cache,
@@ -30,7 +31,6 @@ from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
 from llmrepro.run_folder import RunError, read_lines
 from llmrepro.stopwatch import Stopwatch
-from llmrepro.telemetry import guard_file
 from llmrepro.workload import Workload
 
 SLOTS = "slots"  # folder of a run in which servers keep a prompt cache over a restart
@@ -103,7 +103,7 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             change(checkpoint)
     told["weights_cached_share"] = page_cache.resident_share(bench.weights)
     pid_file = run.path / "boots" / f"{number}.pid" if recipe.engine.install.kind == "container" else None
-    stopped = guard.heeded(guard_file(run.path, number))
+    stopped = guard.heeded(run.path / guard_log.name(number))
     with (
         stopped,
         server.boot(

@@ -24,9 +24,8 @@ from pathlib import Path
 
 import requests
 
-from llmrepro import guard, memory_use, supervisor
+from llmrepro import guard, guard_log, memory_use, supervisor
 from llmrepro.client import Question, Record, ask
-from llmrepro.telemetry import guard_file
 
 POLL_S = 0.05  # how finely the start-up times are resolved
 REQUEST_TIMEOUT_S = (0.5, 1.0)  # connect, read: a stuck answer must not hold up the polling
@@ -82,7 +81,7 @@ class Boot:
     _supervisor: subprocess.Popen = field(repr=False)
     main_pid: int | None = None  # of the server itself, where `pid` is that of a container's client
     oom_kills: int | None = field(default_factory=memory_use.kills)
-    guard_file: Path | None = None  # what its sampler tells for `guard.read`; None without a sampler
+    guard_file: Path | None = None  # what its sampler tells for `guard_log.read`; None without a sampler
     answered: Callable[[], None] = field(default=lambda: None, repr=False)  # called after each of its answers
 
     def ended(self) -> str | None:
@@ -194,7 +193,7 @@ def _leashed(
     boots = folder / "boots"
     boots.mkdir(parents=True, exist_ok=True)
     log, notes = boots / f"{number}.log", boots / f"{number}.supervisor.log"
-    told = guard_file(folder, number)
+    told = folder / guard_log.name(number)
     for stale in (log, notes, exit_file(log), told):
         stale.unlink(missing_ok=True)
     spec = {

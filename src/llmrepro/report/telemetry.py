@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
-from llmrepro import drafts, sample_rows, samples
+from llmrepro import drafts, sample_rows, samples, xids
 from llmrepro.charts import acceptance, telemetry
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
@@ -99,7 +99,7 @@ def _xids(run: Beside, n: int) -> Html | str | None:
     )
 
 
-NAMES = {"nvml": "NVML", "kernel log": "the kernel's log"}
+NAMES = {xids.NVML: "NVML", xids.KERNEL_LOG: "the kernel's log"}
 
 
 def _accepted(found: Findings, told: list[drafts.Drafts]) -> Html:
