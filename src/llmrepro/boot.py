@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +41,6 @@ class Boot:
     main_pid: int | None = None  # of the server itself, where `pid` is that of a container's client
     oom_kills: int | None = field(default_factory=memory_use.kills)
     guard_file: Path | None = None  # what its sampler tells for `guard_log.read`; None without a sampler
-    answered: Callable[[], None] = field(default=lambda: None, repr=False)  # called after each of its answers
 
     def ended(self) -> str | None:
         """None while the server lives, else a sentence: its exit code or signal and the log's last lines."""
