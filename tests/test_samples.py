@@ -4,7 +4,7 @@ import pytest
 from folders import boot, failure, folder
 from sampled import START_NS, asked, gpu, guard, host, ns, started, write
 
-from llmrepro import results, sample_rows, samples
+from llmrepro import guard_log, results, sample_rows, samples
 from llmrepro.run_folder import RunError
 
 OPEN_JET = "qwen3.8-27b/open-jet--cmp-170hx"
@@ -76,14 +76,14 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "boots").mkdir()
     (tmp_path / "boots/1.guard.jsonl").write_text('{"kind": "stop"}\n')
     with pytest.raises(RunError, match="1.guard.jsonl is not as the guard writes it"):
-        samples.guarded(tmp_path, [1])
+        guard_log.of_boots(tmp_path, [1])
 
 
 def test_of_several_watch_lines_the_last_says_how_xids_were_watched(tmp_path):
     (tmp_path / "boots").mkdir()
     again = {"kind": "watch", "at": "", "t_ns": 1, "limits": {}, "gpus": [0], "xids": "unknown: NVML closed"}
     guard(tmp_path, 1, again)
-    assert samples.guarded(tmp_path, [1, 2])[1].unwatched == "NVML closed"
+    assert guard_log.of_boots(tmp_path, [1, 2])[1].unwatched == "NVML closed"
 
 
 # over samples

@@ -17,7 +17,7 @@ import pytest
 from nvml import Card, Library
 from test_supervisor import kill, soon
 
-from llmrepro import gpu_samples, gpus, host_samples, process_tree, telemetry, xids
+from llmrepro import gpu_samples, gpus, guard_log, host_samples, process_tree, telemetry, xids
 from llmrepro.host_samples import Host
 from llmrepro.process_tree import Tree
 
@@ -33,7 +33,7 @@ def rows(folder: Path, device: str | None = None) -> list[dict]:
 
 
 def told(folder: Path, boot: int = 1) -> list[dict]:
-    path = telemetry.guard_file(folder, boot)
+    path = folder / guard_log.name(boot)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -437,3 +437,10 @@ def test_a_recipe_without_a_gpu_opens_no_nvml(monkeypatch, start, folder):
     start()
     assert soon(lambda: rows(folder))
     assert told(folder)[0]["xids"] == "nothing to watch: the recipe needs no GPU" and told(folder)[0]["gpus"] == []
+
+
+def test_the_sampler_starts_without_what_only_the_rest_of_the_kit_needs():
+    code = "import llmrepro.telemetry, sys; print(*{'pydantic', 'requests', 'psutil'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == [
+        "psutil"
+    ]

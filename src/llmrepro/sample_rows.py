@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from llmrepro import metrics, rows, samples
 from llmrepro.client import Record
+from llmrepro.guard_log import Guarded
 from llmrepro.metrics import ANSWERED
 from llmrepro.notation import plural
 from llmrepro.recipe import Recipe
-from llmrepro.samples import Guarded, Samples
+from llmrepro.samples import Samples
 
 # At both ends the counter is read between two samples, at worst a quarter of a second's difference between busy
 # and idle off: of ten seconds that is a twentieth.
