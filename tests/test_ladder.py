@@ -303,4 +303,4 @@ def test_how_far_it_held_is_told_of_each_ending():
     odd = answer("64", prompt_tokens=64, xids=[13])
     assert ladder.of(workload, [odd])[:2] == (None, 64)
     assert ladder.ending(odd) == "xid"
-    assert ladder.of(workload, []) == (None, None, None, [])
+    assert ladder.of(workload, []) == (None, None, None, None, [])
