@@ -40,12 +40,12 @@ def section(page, anchor: str) -> str:
 def test_the_page_says_how_far_it_held_and_where_it_failed_and_what_was_not_asked(tmp_path):
     page = soup(folder(tmp_path, [rung("512"), rung("1024"), died("2048")], parameters=LADDERS))
     said = section(page, "ladders")
-    assert (
-        "verified up to 1,024 tokens, failed at 2,048 (engine died, Xid 31: the server was killed by SIGABRT)."
-        in said
-    )
+    assert "verified up to 1,024 tokens, failed at 2,048 (engine died, Xid 31)." in said
     assert "Longer prompts lie outside the verified range, 4,096 of them not asked." in said
-    assert "1,024 tokens ✓ ok 1,024 5.12" in said and "2,048 tokens ✗ engine died" in said
+    assert (
+        "1,024 tokens ✓ ok 1,024 5.12" in said
+        and "2,048 tokens ✗ engine died the server was killed by SIGABRT" in said
+    )
     top = head(page)
     assert "The run is complete." in top and "planned requests" not in top
     assert "verified up to 1,024 tokens, failed at 2,048 (engine died, Xid 31)" in top
@@ -58,13 +58,13 @@ def test_what_never_failed_has_no_boundary_and_a_failure_at_once_verifies_nothin
     assert "verified up to 4,096 tokens, nothing failed, so that the boundary lies beyond." in said
     assert "Longer prompts" not in said
     none = folder(tmp_path / "none", [died("512", status="oom", xids=[])], parameters=LADDERS)
-    assert "nothing verified, failed at 512 (oom: " in section(soup(none), "ladders")
+    assert "nothing verified, failed at 512 (oom)." in section(soup(none), "ladders")
 
 
 def test_an_answer_during_which_the_driver_reported_an_xid_is_no_verified_length(tmp_path):
     page = soup(folder(tmp_path, [rung("512"), rung("1024", xids=[13])], parameters=LADDERS))
     said = section(page, "ladders")
-    assert "verified up to 512 tokens, failed at 1,024 (Xid 13: no reason told)." in said
+    assert "verified up to 512 tokens, failed at 1,024 (Xid 13)." in said
     assert "1,024 tokens ✗ xid" in said
 
 
