@@ -160,6 +160,16 @@ def test_temperatures_are_peaks_of_boots_and_of_what_the_recipe_computes_on(tmp_
     assert (of_cpu["value"], of_cpu["note"]) == (90.0, "of the CPU's package, its peak")
 
 
+def test_device_memory_is_the_peak_of_each_gpu_summed_and_of_no_gpu_untold(tmp_path):
+    rows = [gpu(0, memory_gib=1.0), gpu(1, memory_gib=40.0), gpu(0, device="gpu1", memory_gib=5.0)]
+    result = computed(tmp_path / "two", [asked(0)], rows, change=needs_gpus(2))
+    found = row(result, "memory.device_gib")
+    assert (found["value"], found["note"]) == (45.0, "peak, whoever takes it")
+    blind = [*rows[:2], gpu(0, device="gpu1", memory_gib="")]
+    assert not has(computed(tmp_path / "blind", [asked(0)], blind, change=needs_gpus(2)), "memory.device_gib")
+    assert not has(computed(tmp_path / "cpu", [asked(0)], rows), "memory.device_gib")
+
+
 def test_a_boot_that_went_on_for_a_stopped_one_is_no_replication(tmp_path):
     boots = [started(), started(100)]
     rows = [gpu(0, temperature_c=60.0), gpu(100, 2, temperature_c=75.0)]
