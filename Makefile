@@ -15,7 +15,7 @@ OURS := --universal --python-version 3.11
 THERE := x86_64-manylinux_2_39
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup reproduce compare test test-engines bench lock schema notebooks clean
+.PHONY: setup reproduce compare test test-engines bench bench-peers lock schema notebooks clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -31,7 +31,7 @@ test: $(VENV)/.ready-to-test
 	$(PYTEST)
 
 test-engines: $(VENV)/.ready-to-test
-	$(PYTEST) -m native
+	$(PYTEST) -m "native or long"
 
 # The second builds llama.cpp from source first where it is not cached: about a quarter of an hour on two cores.
 bench: $(VENV)/.ready-to-test
@@ -39,6 +39,11 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_environment.py
 	$(BIN)/python tests/bench_telemetry.py
+
+# Other clients beside this kit's: about 1 GB of packages while it runs, vLLM's environment (3 GB) where it is not
+# cached, and half an hour on two cores.
+bench-peers: $(VENV)/.ready-to-test
+	$(BIN)/python tests/bench_peers.py
 
 schema: setup
 	$(BIN)/llmrepro schema

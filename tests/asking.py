@@ -1,6 +1,10 @@
-"""Helpers of the client's tests: one scripted request to the truth server, and events written short."""
+"""Helpers of the client's tests: one scripted request to the truth server, a port that answers with any bytes, and
+events written short."""
 
 import json
+import socket
+import threading
+from contextlib import contextmanager, suppress
 
 import dialects
 
@@ -33,3 +37,27 @@ def kinds(record):
 def said(tokens: int = 20) -> str:
     words = dialects.WORDS
     return "".join(words[i % len(words)] for i in range(tokens))
+
+
+@contextmanager
+def listener(serve):
+    """A loopback port whose every connection is handed to `serve`, then closed: before it the port, where `serve`
+    says True."""
+    with socket.create_server(("127.0.0.1", 0)) as accepting:
+
+        def run():
+            while True:
+                try:
+                    connection, _ = accepting.accept()
+                except OSError:
+                    return
+                with connection, suppress(OSError):
+                    if serve(connection):
+                        accepting.close()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{accepting.getsockname()[1]}"
+        with suppress(OSError):  # it may be closed
+            accepting.shutdown(socket.SHUT_RDWR)
+    thread.join(5)

@@ -13,12 +13,14 @@ MODEL = "truth-model"
 class Script:
     """One scripted answer. Times are seconds after the request was received."""
 
-    dialect: str = "llama.cpp"  # or "vllm"
+    dialect: str = "llama.cpp"  # or "vllm", "vllm-0.14", "open-jet"
     ttft_s: float = 0.02
     gap_s: float = 0.002
+    role_s: float | None = None  # when chat's role chunk goes; None: with the first token
     chunks: list[int] = field(default_factory=list)  # tokens per chunk; empty: one each, max_tokens of them
     reasoning: int = 0  # that many first chunks are reasoning
     reasoning_key: str = "reasoning_content"
+    words: list[str] = field(default_factory=list)  # one a token, over and over, in place of WORDS
     held: list[int] = field(default_factory=list)  # chunks whose tokens bring no text (vllm)
     finish: str = "length"  # with "stop" an end token without text is counted too
     finish_gap_s: float | None = None  # None: the finish follows its token at once, as engines do it
@@ -41,6 +43,10 @@ class Script:
     stall_after: int | None = None  # say no more after that many events, keep the connection
     die_after: int | None = None  # the server's process exits
     close_after: int | None = None  # end the stream in order, though early
+
+    def said(self, first: int, tokens: int) -> str:
+        words = self.words or WORDS
+        return "".join(words[i % len(words)] for i in range(first, first + tokens))
 
 
 @dataclass
@@ -65,7 +71,8 @@ def answer(script: Script, path: str, body: dict[str, Any]) -> list[Sent]:
             for i, text in enumerate(script.raw)
         ]
     chunks = script.chunks or [1] * int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
-    return (_vllm if script.dialect == "vllm" else _llama_cpp)(script, chunks, "chat" in path, body)
+    dialect = {"llama.cpp": _llama_cpp, "open-jet": _open_jet}.get(script.dialect, _vllm)
+    return dialect(script, chunks, "chat" in path, body)
 
 
 def _llama_cpp(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -> list[Sent]:
@@ -118,12 +125,12 @@ def _llama_cpp(script: Script, chunks: list[int], chat: bool, body: dict[str, An
                 prompt_progress={"total": script.prompt_tokens, "cache": 0, "processed": part, "time_ms": 0},
             )
     if chat:
-        event(script.ttft_s, choice(None, role=True))
+        event(script.ttft_s if script.role_s is None else script.role_s, choice(None, role=True))
     at_s = script.ttft_s
     for i, k in enumerate(chunks):
         at_s, done = script.ttft_s + i * script.gap_s, done + k
         more = {"timings": timings(at_s)} if body.get("timings_per_token") else {}
-        text = "".join(WORDS[(done - k + j) % len(WORDS)] for j in range(k))
+        text = script.said(done - k, k)
         event(at_s, choice(text, key=script.reasoning_key if i < script.reasoning else "content"), k, True, **more)
     ends = script.finish == "stop"
     at_s += (script.gap_s if ends else 0) if script.finish_gap_s is None else script.finish_gap_s
@@ -140,13 +147,15 @@ def _llama_cpp(script: Script, chunks: list[int], chat: bool, body: dict[str, An
 
 
 def _vllm(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -> list[Sent]:
-    """As vLLM 0.32 sends it; test_stream holds its form against streams of the real server."""
+    """As vLLM 0.32 sends it; test_stream holds its form against streams of the real server. 0.14 says reasoning
+    twice over, under its new name and its old one, and the old one with every delta."""
     sent: list[Sent] = []
     options = body.get("stream_options") or {}
     with_ids, counts = bool(body.get("return_token_ids")), bool(options.get("continuous_usage_stats"))
     usage_follows = bool(options.get("include_usage")) and script.usage != "never"
     print_of_the_build = {"system_fingerprint": "vllm-0.32.0-truth"}
     prompt_ids = list(range(script.prompt_tokens)) if with_ids else None
+    old = script.dialect == "vllm-0.14"
     done = 0
 
     def event(
@@ -169,19 +178,26 @@ def _vllm(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -
         return {"usage": told | ({"completion_tokens_details": None} if chat else {})}
 
     if chat:
-        role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        more = {"prompt_token_ids": prompt_ids, "prompt_text": None}
-        event(script.ttft_s, [{"index": 0, **role}], **running(), **more)
+        first = {"role": "assistant", "content": ""} | ({"reasoning_content": None} if old else {})
+        role = {"delta": first, "logprobs": None, "finish_reason": None}
+        more = {"prompt_token_ids": prompt_ids} | ({} if old else {"prompt_text": None})
+        at_s = script.ttft_s if script.role_s is None else script.role_s
+        event(at_s, [{"index": 0, **role}], **running(), **more)
     ends = script.finish == "stop"
     steps = [*chunks, 1] if ends else chunks
     for i, k in enumerate(steps):
         final = i == len(steps) - 1
         silent = i in script.held or (ends and final)
-        text = "" if silent else "".join(WORDS[(done + j) % len(WORDS)] for j in range(k))
+        text = "" if silent else script.said(done, k)
         ids = list(range(1000 + done, 1000 + done + k)) if with_ids else None
         done += k
         key = script.reasoning_key if i < script.reasoning else "content"
-        said = {"delta": {key: text}} if chat else {"text": text}
+        if old and chat:
+            thought = text if i < script.reasoning else None
+            delta = {"reasoning": text} if i < script.reasoning else {"content": text}
+            said = {"delta": {**delta, "reasoning_content": thought}}
+        else:
+            said = {"delta": {key: text}} if chat else {"text": text}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": script.finish if final else None}
         if final or not chat:
             choice["stop_reason"] = None
@@ -192,10 +208,44 @@ def _vllm(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -
     at_s = script.ttft_s + (len(steps) - 1) * script.gap_s
     if usage_follows:
         told = _usage(script, done, body)
-        if chat and script.cached_tokens is not None:
+        if chat and not old and script.cached_tokens is not None:
             told["prompt_tokens_details"]["created_cache_tokens"] = 0
         more = {"metrics": _metrics(script, done, at_s)} if script.metrics else {}
         event(at_s, [], usage=told, **print_of_the_build, **more)
+    return [*sent, Sent(at_s, b"data: [DONE]\n\n")]
+
+
+def _open_jet(script: Script, chunks: list[int], chat: bool, body: dict[str, Any]) -> list[Sent]:
+    """As open_jet_server sends it: chat only, no count along the way, no cached tokens among the timings. What
+    may be the beginning of `</think>` waits, so that pieces of reasoning are no tokens."""
+    sent: list[Sent] = []
+    done, at_s, held = 0, script.ttft_s, ""
+
+    def event(delta: dict | None, finish: str | None = None, tokens: int = 0, spoke: bool = False, **more):
+        choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+        about = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL}
+        sent.append(Sent(at_s, _data({**about, "choices": choices, **more}), tokens, spoke, bool(finish)))
+
+    event({"role": "assistant", "content": None})
+    for i, k in enumerate(chunks):
+        at_s, text, done = script.ttft_s + i * script.gap_s, script.said(done, k), done + k
+        if i < script.reasoning:
+            last = i == min(script.reasoning, len(chunks)) - 1
+            text, held = (held + text, "") if last else ((held + text)[:-7], (held + text)[-7:])
+        if text:
+            event({"reasoning_content" if i < script.reasoning else "content": text}, tokens=k, spoke=True)
+    done += script.finish == "stop"
+    timings = {
+        "prompt_n": script.prompt_tokens - (script.cached_tokens or 0),
+        "prompt_ms": script.ttft_s * 1e3,
+        "predicted_n": done,
+        "predicted_ms": max(0.001, (at_s - script.ttft_s) * 1e3),
+        "predicted_per_second": done / max(1e-6, at_s - script.ttft_s),
+    }
+    event({}, script.finish, tokens=int(script.finish == "stop"), timings=timings)
+    usage = _usage(script, done, body)
+    if usage:
+        event(None, usage=usage)
     return [*sent, Sent(at_s, b"data: [DONE]\n\n")]
 
 

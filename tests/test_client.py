@@ -1,14 +1,15 @@
 """The client against a server of known truth, and against bytes of any kind."""
 
 import copy
-import socket
+import gc
+import sys
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
 import truth_server
-from asking import CHAT, END, TEXT, data, delta, kinds, put, said
+from asking import CHAT, END, TEXT, data, delta, kinds, listener, put, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +67,8 @@ def test_events_of_one_read_share_its_time(server):
     assert record.text == said()
 
 
-def test_the_connection_is_open_before_the_clock_starts_and_health_is_asked_on_it():
+@pytest.mark.parametrize("length", [b"Content-Length", b"content-length"])
+def test_the_connection_is_open_before_the_clock_starts_and_health_is_asked_on_it(length):
     seen = []
 
     def serve(connection):
@@ -75,7 +77,7 @@ def test_the_connection_is_open_before_the_clock_starts_and_health_is_asked_on_i
             request += connection.recv(4096)
         seen.append((id(connection), request.split(b"\r\n")[0], request))
         if request.startswith(b"GET"):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b": 2\r\n\r\n{}")
             return serve(connection)
         stream_bytes = (delta("x", "stop") + END).encode()
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + stream_bytes)
@@ -154,31 +156,58 @@ def test_tokens_and_times_are_the_servers_in_both_dialects(server, endpoint, fin
     assert metrics.t_last_s(record) == accounted[-1]
 
 
+# --- several threads at once -------------------------------------------------------------------------------
+
+
+def test_eight_requests_at_once_have_each_their_own_truth(server):
+    lengths = range(20, 28)  # a length each, by which the server's notes are told apart
+    before = len(server.truth())
+
+    def one(tokens):
+        asked = {"max_tokens": tokens, "timings_per_token": True}
+        return put(server, ttft_s=0.01 * tokens, gap_s=0.005, finish="stop", body=asked)
+
+    with ThreadPoolExecutor(len(lengths)) as threads:
+        records = list(threads.map(one, lengths))
+    notes = {sum(tokens for _, tokens, *_ in log["sent"]): log for log in server.truth()[before:]}
+    for tokens, record in zip(lengths, records, strict=True):
+        assert (record.status, record.output_tokens, record.text) == ("ok", tokens + 1, said(tokens))
+        sent = notes[tokens + 1]["sent"]
+        first_ns = next(ns for ns, *_, spoke, _ in sent if spoke)
+        assert 0 <= metrics.ttft_s(record) - (first_ns - record.t_send_ns) / 1e9 < 0.05
+        for event, (sent_ns, *_) in zip(record.events, sent, strict=True):
+            assert 0 <= event.t_s - (sent_ns - record.t_send_ns) / 1e9 < 0.1
+    assert max(r.t_send_ns for r in records) < min(r.t_send_ns + r.t_done_s * 1e9 for r in records), "in turn"
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_interpreter_is_left_as_it_was_when_the_last_request_ends(server, collecting):
+    turn_s, begun, release = sys.getswitchinterval(), threading.Event(), threading.Event()
+
+    def serve(connection):
+        while connection.recv(4096).startswith(b"GET"):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        begun.set()
+        release.wait(10)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + delta("x", "stop").encode())
+
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with listener(serve) as url, ThreadPoolExecutor(1) as threads:
+            long = threads.submit(ask, url, Question(CHAT, {"max_tokens": 1}))
+            assert begun.wait(10) and put(server).status == "ok"
+            during = gc.isenabled(), sys.getswitchinterval()
+            release.set()
+            assert long.result().status == "ok"
+        assert during[0] is False and during[1] < turn_s, "the longer one was on its way still"
+        assert gc.isenabled() == collecting and sys.getswitchinterval() == turn_s
+        assert put(server, stall_after=2, silence_s=0.05).status == "timeout"
+        assert gc.isenabled() == collecting and sys.getswitchinterval() == turn_s
+    finally:
+        gc.enable()
+
+
 # --- bytes of any kind -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def listener(serve):
-    """A loopback port whose every connection is handed to `serve`, then closed."""
-    with socket.create_server(("127.0.0.1", 0)) as accepting:
-
-        def run():
-            while True:
-                try:
-                    connection, _ = accepting.accept()
-                except OSError:
-                    return
-                with connection:
-                    try:
-                        serve(connection)
-                    except OSError:
-                        continue
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{accepting.getsockname()[1]}"
-        accepting.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
 
 
 PIECES = st.one_of(

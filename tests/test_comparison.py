@@ -4,11 +4,12 @@ import contextlib
 import json
 
 import pytest
+import sampled
 from folders import boot, chat, fill
 from folders import folder as run_folder_of
 from studies import LLAMA, VLLM, both, claim, folder, measured, written
 
-from llmrepro import compare_stages, comparison, run_folder, study_results
+from llmrepro import compare_stages, comparison, results, run_folder, study_results
 from llmrepro import run as runs
 from llmrepro.comparison import ArmFailure, StudyParameters
 from llmrepro.parameters import checked
@@ -147,6 +148,18 @@ def test_runs_that_are_there_are_copied_and_judged_by_the_study(tmp_path):
     assert [c["word"] for c in result["comparisons"]] == ["reproduced"]
     (path / "arms" / "vllm" / "records.jsonl").unlink()  # the copy does not need it
     assert study_results.compute(run.path) == result
+
+
+def test_a_run_that_was_copied_gives_the_same_result(tmp_path):
+    path = folder(tmp_path, [claim()], both())
+    arms = [path / "arms" / arm for arm in ("llama-cpp", "vllm")]
+    sampled.write(arms[0], [sampled.host(s, temperature_c=60.0) for s in range(3)])
+    sampled.guard(arms[0], 1)
+    given = {"study": None, "runs": [str(a) for a in arms], "runs_dir": str(tmp_path / "runs2")}
+    with contextlib.closing(comparison.create(checked(given, StudyParameters))) as run:
+        copies = [results.compute(run.arms[arm].path) for arm in run.arms]
+    assert copies == [results.compute(arm) for arm in arms]
+    assert {"telemetry.csv", "boots/1.guard.jsonl"} <= copies[0]["inputs"].keys()
 
 
 def test_what_a_link_in_a_run_points_at_is_not_brought_along(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sampled
 from folders import CASES, MACHINE, WEIGHTS, boot, folder, record
 
 from llmrepro import catalog, conditions, facts, parameters, results, terms
@@ -358,6 +359,51 @@ def test_facts_of_several_boots_and_servers_are_told_together(tmp_path):
 def test_a_limit_that_changed_during_the_run_is_told_of_both(run):
     edit(run, "boots/1.json", "machine", "gpus", 0, "power_limit_w", value=[180.0, 250.0])
     assert facts.read(run).shared["gpu_power_limit_w"] == "180.0 and 250.0"
+
+
+def at_work(tmp_path: Path, *taken: dict, asked: list) -> dict:
+    """Facts of a run on a GPU: what was sampled in each second, and what was asked."""
+    change = lambda recipe: recipe["needs"].update(gpus=1)  # noqa: E731
+    idle = {**GPU, "pcie_generation": 1, "pcie_width": 8, "memory_clock_mhz": 405}
+    here = {**HERE, "gpus": [idle]}
+    path = folder(tmp_path, asked, [sampled.started()], change=change, result=False, machine=here)
+    usual = {"pcie_generation": 2, "pcie_width": 16, "memory_clock_mhz": 1728}
+    sampled.write(path, [sampled.gpu(s, **{**usual, **cells}) for s, cells in enumerate(taken)])
+    return facts.read(path).shared
+
+
+IDLE = {"power_limit_w": 300.0, "pcie_generation": 1, "pcie_width": 8, "memory_clock_mhz": 405}
+
+
+def test_limits_clocks_and_links_are_those_of_the_time_under_load(tmp_path):
+    found = at_work(
+        tmp_path,
+        *(IDLE, {"memory_clock_mhz": 810}, {}, {"pcie_generation": 1}, IDLE),
+        asked=[sampled.asked(0.5, took_s=3)],
+    )
+    assert (found["gpu_power_limit_w"], found["gpu_memory_clock_mhz"], found["gpu_pcie"]) == (
+        180.0,
+        1728,
+        "Gen2 x16",
+    )
+    assert (found["gpu_name"], found["gpu_count"], found["gpu_memory_gib"]) == (GPU["name"], 1, 63.6)
+
+
+def test_a_power_limit_that_changes_is_kept_with_every_value(tmp_path):
+    limits = [{"power_limit_w": w} for w in (250.0, 180.0, 180.0, 250.0)]
+    found = at_work(tmp_path, *limits, asked=[sampled.asked(0, took_s=3)])
+    assert found["gpu_power_limit_w"] == "250.0 and 180.0"
+
+
+def test_a_card_that_is_lost_under_load_keeps_what_was_seen_before(tmp_path):
+    lost = dict.fromkeys(IDLE)
+    found = at_work(tmp_path, {}, lost, lost, asked=[sampled.asked(0, took_s=2)])
+    assert (found["gpu_power_limit_w"], found["gpu_pcie"]) == (180.0, "Gen2 x16")
+
+
+def test_between_requests_nothing_is_seen_of_a_card_under_load(tmp_path):
+    found = at_work(tmp_path, {}, {}, {}, asked=[sampled.asked(0.2, took_s=0.6), sampled.asked(1.1, took_s=0.5)])
+    assert (found["gpu_power_limit_w"], found["gpu_memory_clock_mhz"], found["gpu_pcie"]) == (180.0, None, None)
 
 
 def test_no_gpu_is_not_an_unknown_one(run):

@@ -1,12 +1,10 @@
-"""What the kit says of GPUs: what NVML tells, nothing where it does not, and how they stood while they worked."""
+"""What the kit says of GPUs: what NVML tells, and nothing where it does not."""
 
 import pynvml
 import pytest
 from nvml import Card, Library
 
-from llmrepro import catalog, gpus, machine, parameters, run_folder, workloads
-from llmrepro import run as runs
-from llmrepro.stopwatch import Stopwatch
+from llmrepro import gpus, machine
 
 
 @pytest.fixture(autouse=True)
@@ -163,81 +161,6 @@ def test_engines_count_gpus_as_nvml_does(monkeypatch):
     assert gpus.VISIBLE not in machine.minimal_environment()
 
 
-def test_limits_clocks_and_links_are_those_of_the_time_under_load(monkeypatch):
-    card = Card()
-    library = Library(monkeypatch, [card])
-    watch = Stopwatch(watch_gpus=True)
-    for sm_mhz, generation in ((900, 2), (1400, 2), (1300, 1)):
-        card.clocks_mhz[pynvml.NVML_CLOCK_SM], card.pcie_generation = sm_mhz, generation
-        watch.look()
-    card.clocks_mhz[pynvml.NVML_CLOCK_SM], card.pcie_generation = 210, 1  # idle again when it is read
-    assert watch.reading()["gpus"] == [
-        {
-            "index": 0,
-            "name": "NVIDIA CMP 170HX",
-            "samples": 3,
-            "power_limit_w": 180.0,
-            "sm_clock_mhz": 1300,
-            "memory_clock_mhz": 1728,
-            "pcie_generation": 2,
-            "pcie_width": 16,
-        }
-    ]
-    assert library.opened == 0
-
-
-def test_a_power_limit_that_changes_is_kept_with_every_value(monkeypatch):
-    card = Card()
-    Library(monkeypatch, [card])
-    watch = gpus.Watch()
-    for limit_w in (250, 180, 180, 250):
-        card.enforced_mw = limit_w * 1000
-        watch.look()
-    assert watch.close()[0]["power_limit_w"] == [250.0, 180.0]
-
-
-def test_a_card_that_is_lost_under_load_keeps_what_was_seen_before(monkeypatch):
-    card = Card(pcie_generation=2)
-    Library(monkeypatch, [card])
-    watch = gpus.Watch()
-    watch.look()
-    card.lost = True
-    watch.look()
-    (told,) = watch.close()
-    assert (told["samples"], told["power_limit_w"], told["pcie_generation"]) == (2, 180.0, 2)
-
-
-def test_what_was_not_looked_at_or_cannot_be_asked_is_unknown(monkeypatch):
-    Library(monkeypatch, [Card()])
-    assert Stopwatch(watch_gpus=True).reading()["gpus"] is None
-    assert "gpus" not in Stopwatch().reading()  # of a recipe that has nothing to do with GPUs
-    Library(monkeypatch, fails=pynvml.NVMLError_DriverNotLoaded)
-    watch = Stopwatch(watch_gpus=True)
-    watch.look()
-    assert watch.reading()["gpus"] is None
-
-
 def test_the_command_for_a_power_limit():
     assert gpus.power_limit_command(0, 180.0) == "sudo nvidia-smi -i 0 -pl 180"
     assert gpus.power_limit_command(3, 172.5) == "sudo nvidia-smi -i 3 -pl 172.5"
-
-
-@pytest.mark.engine
-def test_every_answer_of_a_boot_is_followed_by_a_look(monkeypatch, tmp_path, prepared):
-    Library(monkeypatch, [Card()])
-    given = {
-        "runs_dir": str(tmp_path),
-        "repeats": 1,
-        "workloads": ["chat"],
-        "overrides": {"workloads.chat.max_tokens": 4, "needs.gpus": 1},
-    }
-    run = runs.create(parameters.checked(given))
-    try:
-        run.set_status("running", "measure")
-        workloads.measure(run, prepared[0].path, prepared[1])
-        answers = len(run_folder.read_lines(run.path / "records.jsonl"))
-        (told,) = run_folder.read_json(run.path / "boots/1.json")["machine"]["gpus"]
-    finally:
-        run.close()
-    assert told["samples"] == answers == 1 + len(catalog.load(catalog.DEFAULT).workloads[0].cases)
-    assert told["power_limit_w"] == 180.0

@@ -161,9 +161,10 @@ LENGTHS = [64, 128, 208, 256]
 
 @pytest.fixture
 def run(tmp_path, prepared):
+    args = {s.id: s.args for s in catalog.load(catalog.DEFAULT).servers}
     overrides = {
-        "servers.default.args": [*catalog.load(catalog.DEFAULT).servers[0].args, "--ctx-size", "256"],
-        "servers.four-slots.args": [*catalog.load(catalog.DEFAULT).servers[-1].args, "--ctx-size", "1024"],
+        "servers.default.args": [*args["default"], "--ctx-size", "256"],
+        "servers.four-slots.args": [*args["four-slots"], "--ctx-size", "1024"],
         "workloads.concurrency.streams": [1, 2],
         "workloads.concurrency.on": ["default", "four-slots"],
         **{f"workloads.{w}.lengths": LENGTHS for w in ("ladder", "ladder-chat")},
@@ -290,15 +291,16 @@ def test_how_far_it_held_is_told_of_each_ending():
         return Record(**fields, case=case, status=status, **more)
 
     whole = ladder.of(workload, [answer("64", prompt_tokens=64), answer("128", prompt_tokens=130)])
-    assert whole == (130, None, None, [])
+    assert whole == (130, None, None, None, [])
     died = answer("128", "engine_died", error="gone", xids=[31, 31])
     assert ladder.of(workload, [answer("64", prompt_tokens=64), died]) == (
         64,
         128,
-        "engine died: gone (Xid 31)",
+        "engine died, Xid 31",
+        "engine died, Xid 31: gone",
         ["256"],
     )
     odd = answer("64", prompt_tokens=64, xids=[13])
     assert ladder.of(workload, [odd])[:2] == (None, 64)
     assert ladder.ending(odd) == "xid"
-    assert ladder.of(workload, []) == (None, None, None, [])
+    assert ladder.of(workload, []) == (None, None, None, None, [])

@@ -133,6 +133,20 @@ def test_first_event_first_token_first_answer():
     assert metrics.ttft_s(record([(0.1, "role", 0, None), (0.2, "tool", 0, None)])) == 0.2
 
 
+def test_reasoning_is_counted_up_to_the_answer_and_timed_to_it():
+    thought = [(0.2, "role", 0, None), (0.5, "reasoning", 4, 3), (0.6, "empty", 0, 1), (0.7, "reasoning", 4, 2)]
+    answer = [(0.8, "empty", 0, 1), (0.9, "text", 4, 1), (1.0, "reasoning", 4, 5), (1.1, "text", 4, 1)]
+    asked = record([*thought, *answer])
+    assert metrics.reasoning_tokens(asked) == 6 and metrics.reasoning_s(asked) == pytest.approx(0.4)
+    assert metrics.reasoning_tokens(record(thought)) == 6 and metrics.reasoning_s(record(thought)) is None
+    both = record([*thought, (0.8, "text+reasoning", 9, 4), (0.9, "text", 4, 1)])
+    assert metrics.reasoning_tokens(both) == 10 and metrics.reasoning_s(both) == pytest.approx(0.3)
+    untold = record([(t_s, kind, chars, None) for t_s, kind, chars, _ in thought + answer], output_tokens=14)
+    assert metrics.reasoning_tokens(untold) is None and metrics.reasoning_s(untold) == pytest.approx(0.4)
+    for without in (record(told([1] * 3)), record()):
+        assert metrics.reasoning_tokens(without) is metrics.reasoning_s(without) is None
+
+
 def test_prefill_leaves_the_cached_tokens_out():
     asked = {"events": told([1] * 20), "prompt_tokens": 512}
     assert metrics.prefill_tps(record(**asked, cached_tokens=0)) == pytest.approx(1024.0)

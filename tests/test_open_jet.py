@@ -11,7 +11,7 @@ import open_jet_server
 import pytest
 import requests
 
-from llmrepro import environment, parameters, results, run_folder, workloads
+from llmrepro import asker, environment, guard, jobs, parameters, results, run_folder, workloads
 from llmrepro import run as runs
 from llmrepro.client import Question, Record, ask
 from llmrepro.engines import EngineError, open_jet
@@ -416,3 +416,63 @@ def test_another_nvcc_is_another_environment(tmp_path, monkeypatch):
         nvcc.chmod(0o755)
         places.append(environment.place_of(engine, lock, tmp_path / "cache"))
     assert places[0] == places[2] != places[1]
+
+
+def climb(**changes) -> dict:
+    lengths = {"kind": "ladder", "prompts": [], "text": prompt("long"), "thinking": False, **changes}
+    return workload("ladder", **{"lengths": [64, 256, 1024, 6000, 8000], "repeats": 1, **lengths})
+
+
+def test_a_ladder_without_a_tokenizer_climbs_by_what_the_server_counted(measured):
+    run, records = measured(climb())
+    assert [(r.case, r.status) for r in records] == [
+        *(("64", "ok"), ("256", "ok"), ("1024", "ok")),
+        ("6000", "context_overflow"),
+    ]
+    near = [pytest.approx(256, rel=0.1), pytest.approx(1024, rel=0.02)]  # nearer with each that was counted
+    assert [r.prompt_tokens for r in records[1:3]] == near
+    assert {r.cached_tokens for r in records[:3]} <= {r.cached_tokens for r in records[:1]}, "salted heads"
+    held = {r["metric"]: r["value"] for r in results.compute(run.path)["metrics"] if r["workload"] == "ladder"}
+    assert held["verified_tokens"] == records[2].prompt_tokens
+    assert held["failed_tokens"] == 6000
+
+
+def telling_of_xid_31(monkeypatch, workload, case):
+    """The driver reports an Xid while a case of a workload is asked, as the sampler would write it."""
+    asked = asker.Asker._ask
+
+    def failing(self, of, job, step, warmup):
+        record = asked(self, of, job, step, warmup)
+        if (of.id, job.case) == (workload, case):
+            xid = {"kind": "xid", "at": run_folder.now(), "t_ns": 1, "xid": 31, "gpu": None, "text": "MMU Fault"}
+            with open(self.boot.guard_file, "a") as file:
+                file.write(json.dumps(xid) + "\n")
+        return record
+
+    monkeypatch.setattr(asker.Asker, "_ask", failing)
+
+
+def test_an_xid_in_a_rung_is_that_rungs_row_and_ends_the_ladder(measured, monkeypatch):
+    telling_of_xid_31(monkeypatch, "ladder", "256")
+    run, records = measured(workload("greedy", thinking=False, repeats=1), climb(repeats=2))
+    assert [(r.case, r.repeat, r.xids) for r in records if r.workload == "ladder"] == [
+        *(("64", 0, []), ("256", 0, [31])),
+        ("64", 1, []),
+    ]
+    assert jobs.missing(run) == [], "the run is complete"
+    failed = [r for r in results.compute(run.path)["metrics"] if r["metric"] == "failed_tokens"]
+    assert "Xid 31" in failed[0]["note"] and failed[0]["value"] == records[3].prompt_tokens
+
+
+def test_an_xid_outside_of_a_ladder_stops_the_run_and_keeps_its_rows(measured, monkeypatch):
+    telling_of_xid_31(monkeypatch, "greedy", "count")
+    with pytest.raises(guard.GuardStop, match="Xid 31 of a GPU during greedy: MMU Fault"):
+        measured(workload("greedy", thinking=False, repeats=1), climb())
+
+
+def test_long_prompts_that_a_recipe_calls_risky_climb_as_a_ladder_does(measured, monkeypatch):
+    telling_of_xid_31(monkeypatch, "long", "hello")
+    last = workload("long", thinking=False, risky=True)
+    run, records = measured(last, workload("greedy", thinking=False, repeats=1))
+    assert [r.workload for r in records] == ["greedy", "greedy", "long"]
+    assert jobs.missing(run) == []

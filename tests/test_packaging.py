@@ -9,6 +9,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+import peers
 import pytest
 import yaml
 from packaging.markers import default_environment
@@ -68,6 +69,12 @@ def test_every_package_is_pinned_exactly_and_hashed(lock):
     for requirement, hashes in entries(lock):
         assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), f"{requirement} is not one version"
         assert hashes and all(re.fullmatch(r"sha256:[0-9a-f]{64}", digest) for digest in hashes), requirement
+
+
+def test_the_clients_that_this_one_is_held_against_are_pinned_exactly():
+    pinned = peers.pinned()
+    assert {"llama-benchy", "aiperf"} <= set(pinned)
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in pinned.values())
 
 
 @pytest.mark.parametrize("lock", ALL_LOCKS, ids=relative)

@@ -178,6 +178,16 @@ def test_values_have_their_interval_and_the_servers_clock_stands_beside_the_clie
     )
 
 
+def test_reasoning_has_its_columns_where_answers_reason(tmp_path):
+    thinking = [
+        r.model_copy(update={"events": [*(e._replace(kind="reasoning") for e in r.events[:11]), *r.events[11:]]})
+        for r in chat()
+    ]
+    header, first, *_ = table(soup(folder(tmp_path, thinking)), "Five chat prompts, greedy: each")
+    assert header[3:7] == ["output tokens", "of them reasoning", "TTFT, s", "reasoning, s"]
+    assert first[4].startswith("11") and first[6].startswith("0.10")  # ten more and one, at 100 to 120 tok/s
+
+
 def test_every_chart_has_its_alt_text_and_caption(page):
     pictures = page.find_all("img")
     assert len(pictures) == 3

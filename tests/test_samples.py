@@ -4,7 +4,7 @@ import pytest
 from folders import boot, failure, folder
 from sampled import START_NS, asked, gpu, guard, host, ns, started, write
 
-from llmrepro import results, sample_rows, samples
+from llmrepro import guard_log, results, sample_rows, samples
 from llmrepro.run_folder import RunError
 
 OPEN_JET = "qwen3.8-27b/open-jet--cmp-170hx"
@@ -76,14 +76,14 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "boots").mkdir()
     (tmp_path / "boots/1.guard.jsonl").write_text('{"kind": "stop"}\n')
     with pytest.raises(RunError, match="1.guard.jsonl is not as the guard writes it"):
-        samples.guarded(tmp_path, [1])
+        guard_log.of_boots(tmp_path, [1])
 
 
 def test_of_several_watch_lines_the_last_says_how_xids_were_watched(tmp_path):
     (tmp_path / "boots").mkdir()
     again = {"kind": "watch", "at": "", "t_ns": 1, "limits": {}, "gpus": [0], "xids": "unknown: NVML closed"}
     guard(tmp_path, 1, again)
-    assert samples.guarded(tmp_path, [1, 2])[1].unwatched == "NVML closed"
+    assert guard_log.of_boots(tmp_path, [1, 2])[1].unwatched == "NVML closed"
 
 
 # over samples
@@ -158,6 +158,16 @@ def test_temperatures_are_peaks_of_boots_and_of_what_the_recipe_computes_on(tmp_
     assert row(result, "temperature.memory_c")["value"] == 78.0
     of_cpu = row(computed(tmp_path / "cpu", records, rows, boots), "temperature.core_c")
     assert (of_cpu["value"], of_cpu["note"]) == (90.0, "of the CPU's package, its peak")
+
+
+def test_device_memory_is_the_peak_of_each_gpu_summed_and_of_no_gpu_untold(tmp_path):
+    rows = [gpu(0, memory_gib=1.0), gpu(1, memory_gib=40.0), gpu(0, device="gpu1", memory_gib=5.0)]
+    result = computed(tmp_path / "two", [asked(0)], rows, change=needs_gpus(2))
+    found = row(result, "memory.device_gib")
+    assert (found["value"], found["note"]) == (45.0, "peak, whoever takes it")
+    blind = [*rows[:2], gpu(0, device="gpu1", memory_gib="")]
+    assert not has(computed(tmp_path / "blind", [asked(0)], blind, change=needs_gpus(2)), "memory.device_gib")
+    assert not has(computed(tmp_path / "cpu", [asked(0)], rows), "memory.device_gib")
 
 
 def test_a_boot_that_went_on_for_a_stopped_one_is_no_replication(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from folders import boot, chat, folder, record, soup, table, text
 from test_prefix import new_run, result_of  # noqa: F401
 
-from llmrepro import facts, metrics, own_claims, results, speculation, stream, workloads
+from llmrepro import facts, metrics, own_claims, results, speculation, sse, stream, workloads
 from llmrepro.catalog import DEFAULT, load
 from llmrepro.client import Record
 from llmrepro.engines import _vllm_settings, llama_cpp
@@ -27,7 +27,7 @@ def page(name: str) -> dict:
 
 def answered(path: Path) -> Record:
     """The record of a stream that a real server sent."""
-    reader = stream.Reader()
+    reader = sse.Reader()
     payloads = reader.feed(path.read_bytes()) + reader.close()
     answer = stream.read([(i, payload) for i, payload in enumerate(payloads)], 0)
     counts = stream.count(answer)
@@ -216,6 +216,24 @@ def test_a_boot_that_died_before_its_second_reading_counts_nothing(tmp_path):
     assert speculation.flags(dict(enumerate(half, 1)), both()) == []
 
 
+def test_a_position_that_was_not_counted_yet_was_at_nought():
+    """llama.cpp shows a position's counter only from the first draft on that has it."""
+    first, second = (page(name) for name in ("metrics.prom", "metrics-ngram.prom"))
+    assert not [name for name in first if name.startswith(speculation.POSITION)]
+    read = {"before": first, "after": second}
+    told = speculation.counted([boot(counters={"chat": read})], "chat")
+    assert told.by_position == (3, 3, 3, 2) and told.shares == [0.6, 0.6, 0.6, 0.4]
+
+
+def test_boots_are_added_draft_by_draft_those_with_nothing_accepted_too():
+    boots = [speculation.Sums(40, 80, 40, 90, 50, (30, 10)), speculation.Sums(0, 80, 40, 50, 50)]
+    told = speculation.together([*boots, speculation.Sums(20, 80, 20, 40, 20, (20,))])
+    assert told == (60, 240, 100, 180, 120, (50, 10)) and told.shares == [0.5, 0.1]
+    assert speculation.together([*boots, speculation.Sums(5, 10, 5, 9, 9)]).by_position == (), "one does not tell"
+    assert speculation.together([*boots, speculation.Sums(5, None, 5, 9, 9)]).values()["tokens_per_step"]
+    assert "acceptance" not in speculation.together([*boots, speculation.Sums(5, None, 5)]).values()
+
+
 def test_counters_that_the_answers_bear_out_are_no_flag_and_others_are():
     started = dict(enumerate(two_boots(), 1))
     assert speculation.flags(started, both()) == []
@@ -286,6 +304,13 @@ def test_the_page_shows_prompts_with_drafts_and_without(run):
     assert shown[1] == ["copy_list", "100", "80", "0.80", "33.3%", "2.25", "2.67", "2 of 2"]
     assert shown[4] == ["story_clocks", "100", "80", "0.80", "–", "–", "–", "2 of 2"]
     said = text(page_)
+    (drafts,) = table(page_, "Drafted tokens, and those accepted at each position")[1:]
+    assert drafts == ["speculation", "ngram", "54", "200", "80", "40.0%", "1.481"]
+    (heading,) = [h for h in page_.find_all("h2") if "peculati" in text(h)]
+    assert (
+        text(heading) == "Speculative decoding"
+        and page_.find(id="figure-acceptance").find_previous("h2") == heading
+    )
     assert f"ngram ({NGRAM}) against default" in said
     assert "10 of 10 greedy answers with drafts are word for word one that default gave." in said
     assert "up to the engine's numerics" not in said

@@ -11,7 +11,7 @@ from asking import CHAT, END, TEXT, data, delta, kinds, put, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrepro import metrics, stream
+from llmrepro import metrics, sse, stream
 from llmrepro.client import Record
 
 
@@ -39,6 +39,32 @@ def test_reasoning_is_first_token_and_the_answer_is_timed_apart(server, dialect,
     assert metrics.ttft_s(record) == record.events[1].t_s and record.events[1].kind == "reasoning"
     assert metrics.ttfat_s(record) == record.events[6].t_s
     assert record.output_tokens == 20
+
+
+@pytest.mark.parametrize(
+    "dialect, option, known",
+    [
+        ("llama.cpp", {"timings_per_token": True}, True),
+        ("vllm-0.14", {"return_token_ids": True}, True),
+        ("vllm", {"stream_options": {"continuous_usage_stats": True}}, True),
+        ("vllm", {}, False),
+        ("open-jet", {}, False),
+    ],
+)
+def test_reasoning_is_counted_and_timed_apart_where_the_stream_tells(server, dialect, option, known):
+    key = "reasoning_content" if dialect == "llama.cpp" else "reasoning"
+    script = {"dialect": dialect, "reasoning": 3, "reasoning_key": key, "gap_s": 0.02, "finish": "stop"}
+    body = {"max_tokens": 40, **option}
+    record = put(server, chunks=[4, 1, 5, *[2] * 10], body=body, **script)
+    assert record.status == "ok" and record.reasoning == said(10) and record.output_tokens == 31
+    assert metrics.reasoning_tokens(record) == (10 if known else None)
+    sent_ns = [ns for ns, *_ in server.truth()[-1]["sent"]]
+    first, answer = (
+        next(i for i, found in enumerate(kinds(record)) if kind in found) for kind in ("reas", "text")
+    )
+    assert metrics.reasoning_s(record) == pytest.approx((sent_ns[answer] - sent_ns[first]) / 1e9, abs=0.05)
+    plain = put(server, dialect=dialect, body=option)
+    assert metrics.reasoning_tokens(plain) is metrics.reasoning_s(plain) is None
 
 
 def test_a_tool_call_is_a_first_token(server):
@@ -83,12 +109,72 @@ def test_a_usage_that_falls_or_skips_text_is_not_taken_event_by_event(server):
         server, raw=[*falling, delta("", "stop"), data({"choices": [], "usage": {"completion_tokens": 9}}), END]
     )
     assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
-    skipping = [delta(), delta(usage={"completion_tokens": 2}), delta("", "stop"), END]
+    skipping = [
+        delta(),
+        delta(usage={"completion_tokens": 1}),
+        delta("", "stop", usage={"completion_tokens": 2}),
+        END,
+    ]
     record = put(server, raw=skipping)
     assert (record.output_tokens, record.output_tokens_source) == (2, "usage") and metrics.k0(record) is None
     late = [delta(usage={"completion_tokens": n}) for n in (0, 0, 0)]
     record = put(server, raw=[*late, delta("", "stop", usage={"completion_tokens": 9}), END])
     assert (record.output_tokens, record.output_tokens_source) == (9, "usage") and metrics.k0(record) is None
+
+
+def test_a_count_that_ends_before_the_finish_may_lack_the_end_token_and_is_not_taken(server):
+    running = [delta(timings={"predicted_n": n}, usage={"completion_tokens": n}) for n in (1, 2, 3)]
+    record = put(server, raw=[*running, delta("", "stop"), END])
+    assert record.status == "ok" and record.output_tokens is None and record.notes == [stream.UNTOLD]
+    ids = [data({"choices": [{"delta": {"content": "a"}, "token_ids": [n]}]}) for n in (5, 6)]
+    record = put(server, raw=[*ids, delta("", "stop"), END])
+    assert record.output_tokens is None and any("some events only" in note for note in record.notes)
+    record = put(server, raw=[*running, delta("", "stop"), data({"usage": {"completion_tokens": 4}}), END])
+    assert (record.output_tokens, record.output_tokens_source) == (4, "usage_delta")
+    # between the last text and the finish it is there
+    record = put(server, raw=[*running, data({"usage": {"completion_tokens": 4}}), delta("", "stop"), END])
+    assert record.output_tokens == 4
+
+
+def test_of_a_cut_answer_the_tokens_that_came_are_counted(server):
+    record = put(server, body={"timings_per_token": True}, chunks=[2] * 10, close_after=5, framing="close")
+    assert record.status == "stream_error" and record.output_tokens == 8
+
+
+@pytest.mark.parametrize(
+    "lost, said",
+    [
+        ("data: {'a': 1}\n\n", "no JSON object"),
+        ('data: {"choices": "x"}\n\n', "no list of objects"),
+        ('data: {"choices": [{"delta": "x"}]}\n\n', "a delta"),
+        ('data: {"choices": [{"delta": {"content": ["x"]}}]}\n\n', "no string"),
+        ('data: {"choices": [{"text": "x", "finish_reason": {}}]}\n\n', "no string"),
+        ('data: {"choices": [{"text": "x", "token_ids": ["7"]}]}\n\n', "whole numbers"),
+        ('error: {"message": "boom"}\n\n', "boom"),
+        ('d\0ta: {"choices": []}\n\n', "no JSON object"),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_an_error_and_leaves_no_count(server, lost, said):
+    last = data({"choices": [], "usage": {"completion_tokens": 3}})
+    record = put(server, raw=[delta("a"), lost, delta("c", "stop"), last, END])
+    assert record.status == "stream_error" and said in record.error and "event 2" in record.error
+    assert record.output_tokens is None and any("could not be read" in note for note in record.notes)
+    first = put(server, raw=[lost, delta("c", "stop"), last, END])
+    assert first.status == "stream_error" and first.output_tokens is None
+
+
+def test_lines_without_news_are_passed_over(server):
+    raw = ["event: message\nid: 7\nretry: 10\ndata\n" + delta("ab"), "id\n\n", delta("", "stop"), END]
+    record = put(server, raw=raw)
+    assert (record.status, record.text) == ("ok", "ab")
+
+
+def test_more_tokens_than_were_asked_for_are_no_count_whatever_else_went_wrong(server):
+    wild = [delta(usage={"completion_tokens": n}) for n in (1, 2**52)]
+    for raw in ([*wild, delta("", "stop"), data({"usage": {"completion_tokens": 2**52}}), END], wild):
+        record = put(server, raw=raw)
+        assert record.output_tokens is None and {e.tokens for e in record.events} == {None}
+        assert any("not used" in note for note in record.notes)
 
 
 def test_token_ids_that_come_with_some_events_only_are_not_counted(server):
@@ -173,7 +259,7 @@ def test_an_event_of_several_data_lines_is_one(server):
 
 
 def test_a_line_end_cut_in_two_ends_one_line():
-    reader = stream.Reader()
+    reader = sse.Reader()
     assert reader.feed(b"data: a\r") + reader.feed(b"\ndata: b\r\n\r") == [b"a\nb"]
     assert reader.feed(b"\n: ping\r") == [None] and reader.close() == []
 
@@ -226,7 +312,7 @@ def test_a_well_formed_stream_is_counted_right_however_it_is_cut(
     script = dialects.Script(dialect=dialect, finish=finish, chunks=chunks)
     events = dialects.answer(script, CHAT if chat else TEXT, body)
     whole = b"".join(event.data for event in events).replace(b"\n", newline)
-    reader, arrivals, at = stream.Reader(), [], 0
+    reader, arrivals, at = sse.Reader(), [], 0
     while at < len(whole):
         size = cuts[len(arrivals) % len(cuts)]
         arrivals += [(at, payload) for payload in reader.feed(whole[at : at + size])]
@@ -264,7 +350,7 @@ REAL = {  # name: the fields asked that shape the stream, output tokens, finish,
 
 
 def payloads(name: str) -> list[bytes]:
-    reader = stream.Reader()
+    reader = sse.Reader()
     return reader.feed((CAPTURED / f"{name}.sse").read_bytes()) + reader.close()
 
 
@@ -278,7 +364,8 @@ def test_a_real_vllm_stream_is_counted_as_the_server_counts(name):
     body, tokens, finish, prompt, cached = REAL[name]
     answer, counts = counted(name)
     assert answer.error is answer.malformed is None and answer.done and answer.finish_reason == finish
-    assert counts.notes == [] and counts.output_tokens == tokens
+    assert counts.output_tokens == tokens
+    assert counts.notes == ([] if tokens else [stream.UNTOLD])
     assert (counts.prompt_tokens, counts.cached_tokens) == (prompt, cached)
     asked = "ids" if "return_token_ids" in body else "usage_delta" if "continuous" in name else "usage"
     assert counts.source == (asked if tokens else None)
@@ -317,7 +404,7 @@ def shape(value):
 
 def shapes(data: list[bytes]) -> list:
     """The shapes of a stream's events in their order, equal ones in a row taken together."""
-    found = [shape(json.loads(payload)) for payload in data if payload.strip() != stream.DONE]
+    found = [shape(json.loads(payload)) for payload in data if payload.strip() != sse.DONE]
     return [one for i, one in enumerate(found) if i == 0 or one != found[i - 1]]
 
 
@@ -327,7 +414,7 @@ def test_the_truth_servers_vllm_sends_what_the_real_one_sent(name):
     script = dialects.Script(
         dialect="vllm", chunks=[1] * 6, finish=finish, prompt_tokens=prompt or 36, cached_tokens=cached
     )
-    reader = stream.Reader()
+    reader = sse.Reader()
     sent = b"".join(event.data for event in dialects.answer(script, CHAT if "chat" in name else TEXT, body))
     assert shapes(reader.feed(sent)) == shapes(payloads(name))
 

@@ -17,7 +17,7 @@ import pytest
 from nvml import Card, Library
 from test_supervisor import kill, soon
 
-from llmrepro import gpu_samples, gpus, host_samples, process_tree, telemetry, xids
+from llmrepro import gpu_samples, gpus, guard_log, host_samples, process_tree, telemetry, xids
 from llmrepro.host_samples import Host
 from llmrepro.process_tree import Tree
 
@@ -33,7 +33,7 @@ def rows(folder: Path, device: str | None = None) -> list[dict]:
 
 
 def told(folder: Path, boot: int = 1) -> list[dict]:
-    path = telemetry.guard_file(folder, boot)
+    path = folder / guard_log.name(boot)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -352,7 +352,7 @@ def test_xids_are_written_as_they_come_and_a_fatal_one_ends_it(monkeypatch, insi
     monkeypatch.setattr(telemetry, "PERIOD_S", 60)  # it does not wait for the next sample
     library = Library(monkeypatch, [Card(), Card()])
     thread, codes = inside(library)
-    assert soon(lambda: library.sets)
+    assert soon(lambda: library.sets and told(folder))
     library.happens(library.cards[0], 31)
     assert soon(lambda: [line["kind"] for line in told(folder)] == ["watch", "xid"])
     library.happens(library.cards[0], 79)
@@ -437,3 +437,10 @@ def test_a_recipe_without_a_gpu_opens_no_nvml(monkeypatch, start, folder):
     start()
     assert soon(lambda: rows(folder))
     assert told(folder)[0]["xids"] == "nothing to watch: the recipe needs no GPU" and told(folder)[0]["gpus"] == []
+
+
+def test_the_sampler_starts_without_what_only_the_rest_of_the_kit_needs():
+    code = "import llmrepro.telemetry, sys; print(*{'pydantic', 'requests', 'psutil'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == [
+        "psutil"
+    ]

@@ -153,3 +153,9 @@ class TestForReal:
     def test_no_path_of_this_machines_user_is_in_what_is_shared(self, ran):
         shared = json.dumps([run_folder.read_json(ran / n) for n in ("boots/1.json", "weights.json")])
         assert str(Path.home()) not in shared
+
+
+def test_every_server_of_the_cpu_recipe_says_how_much_memory_its_cache_has():
+    """Without that vLLM wants 92 % of the machine's memory free, which few machines have."""
+    for server in catalog.load("smollm2-135m/vllm--cpu").servers:
+        assert server.env.get("VLLM_CPU_KVCACHE_SPACE") == "1", server.id

@@ -46,6 +46,7 @@ class _Connection(socketserver.BaseRequestHandler):
         known = {
             "/health": {"status": "ok"},
             "/truth": self.server.truth,
+            "/asked": self.server.asked,
             "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model"}]},
         }
         return self.whole(200 if path in known else 404, json.dumps(known.get(path, {})).encode())
@@ -59,6 +60,7 @@ class _Connection(socketserver.BaseRequestHandler):
         return True
 
     def complete(self, path: str, body: dict[str, Any], recv_ns: int) -> bool:
+        self.server.asked = body
         known = {f.name for f in fields(Script)}
         asked = {**self.server.default, **(body.get("script") or {})}
         script = Script(**{key: value for key, value in asked.items() if key in known})
@@ -142,8 +144,15 @@ class Truth:
 
     def truth(self) -> list[dict[str, Any]]:
         """Per completion request: recv_ns and sent, a list of [ns just before, tokens, text?, finish?]."""
+        return self._get("/truth")
+
+    def asked(self) -> dict[str, Any]:
+        """The body of the last completion request."""
+        return self._get("/asked")
+
+    def _get(self, path: str) -> Any:
         connection = HTTPConnection(self.url.removeprefix("http://"), timeout=10)
-        connection.request("GET", "/truth")
+        connection.request("GET", path)
         told = json.loads(connection.getresponse().read())
         connection.close()
         return told
@@ -167,7 +176,7 @@ def start(**default: Any) -> Iterator[Truth]:
 
 def main() -> None:
     server = _Server(("127.0.0.1", 0), _Connection)
-    server.truth, server.default = [], json.loads(sys.argv[1])
+    server.truth, server.asked, server.default = [], {}, json.loads(sys.argv[1])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()  # ends with whoever started it

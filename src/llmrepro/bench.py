@@ -16,6 +16,7 @@ from llmrepro import (
     exchange,
     fixes,
     guard,
+    guard_log,
     machine,
     numa,
     page_cache,
@@ -30,7 +31,6 @@ from llmrepro.recipe import Recipe, Server
 from llmrepro.run import Run, boots
 from llmrepro.run_folder import RunError, read_lines
 from llmrepro.stopwatch import Stopwatch
-from llmrepro.telemetry import guard_file
 from llmrepro.workload import Workload
 
 SLOTS = "slots"  # folder of a run in which servers keep a prompt cache over a restart
@@ -96,14 +96,14 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
         return server.Command(argv, env, cleanup=[*launch.cleanup])
 
     ready = sign_of_life(bench, one.id, number)
-    watch = Stopwatch(watch_gpus=recipe.needs.gpu_count > 0)
+    watch = Stopwatch()
     change = {"evicted": page_cache.evict, "warm": page_cache.bring_in}.get(told.get("page_cache"))
     for checkpoint in (bench.weights, bench.draft) if change else ():
         if checkpoint is not None:
             change(checkpoint)
     told["weights_cached_share"] = page_cache.resident_share(bench.weights)
     pid_file = run.path / "boots" / f"{number}.pid" if recipe.engine.install.kind == "container" else None
-    stopped = guard.heeded(guard_file(run.path, number))
+    stopped = guard.heeded(run.path / guard_log.name(number))
     with (
         stopped,
         server.boot(
@@ -116,7 +116,6 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             on_wait=lambda s, what: bench.bar.to(bench.bar.done, f"{one.id} · {what}"),
         ) as running,
     ):
-        running.answered = watch.look
         # a container's server is no child of the command that was started
         pid = running.pid if cidfile[-1] is None else containers.main_pid(cidfile[-1])
         running.main_pid = pid
@@ -172,8 +171,7 @@ def attached(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[runnin
     )
     running = running_server.Running(number, url, running_server.key(), log)
     running_server.check(url, ask_one(running, sign_of_life(bench, one.id, number), timeout_s=120))
-    watch = Stopwatch(watch_gpus=told["here"] and bench.recipe.needs.gpu_count > 0)
-    running.answered = watch.look
+    watch = Stopwatch()
     told.update(started_at_ns=running.started_ns)
     told.update(bench.engine.observe(lambda path: call(running, path), ""))  # its log is not had
     run.write_json(f"boots/{number}.json", told)
@@ -254,7 +252,6 @@ def question(bench: Bench, workload: Workload, text: str, *, repeat: int = 0, **
 
 def ask_one(running: server.Boot | running_server.Running, asked: Question, timeout_s: float = 600) -> Record:
     record = ask(running.url, asked, api_key=running.api_key, timeout_s=timeout_s)
-    running.answered()
     if isinstance(running, running_server.Running):  # the key is somebody's own, and not of one boot
         return running.without_key(record)
     return record

@@ -1,15 +1,11 @@
 """One streamed request in, one Record out: the clock of the whole kit."""
 
 import functools
-import gc
 import hashlib
-import io
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,14 +15,16 @@ import pydantic
 import requests
 import urllib3
 
-from llmrepro import stream
+from llmrepro import stream, wire
 from llmrepro.exchange import TRANSPORT_ERRORS
-from llmrepro.stream import DONE, Event, Reader, storable
+from llmrepro.sse import DONE, Reader
+from llmrepro.stream import Event, storable
 from llmrepro.terms import Status
 
 __all__ = ["Event", "Question", "Record", "ask"]
 
 READ_BYTES = 65536
+LENGTHS = ("Content-Length", "Transfer-Encoding")
 # Enough of a body that is no stream to find its error message; a gigabyte of HTML is not kept.
 HEAD_BYTES = 65536
 # An answer of 100,000 tokens with llama.cpp's timings in every event is about 40 MB.
@@ -113,6 +111,7 @@ class _Transfer:
     t_send_ns: int = 0
     http_status: int | None = None
     encoding: str | None = None
+    open_ended: bool = False  # whether only the close tells where the body ends
     arrivals: list[tuple[int, bytes | None]] = field(default_factory=list)
     head: bytes = b""
     t_end_ns: int | None = None
@@ -130,7 +129,8 @@ def ask(
 ) -> Record:
     """Send one question and return its Record; whatever the server does becomes a status, never an exception.
 
-    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes.
+    `timeout_s` bounds the whole request, `silence_s` the time without a byte. KeyboardInterrupt passes. Several
+    threads may ask at once.
     """
     body = {**question.body, "stream": True}
     body["stream_options"] = {"include_usage": True, **(body.get("stream_options") or {})}
@@ -154,7 +154,13 @@ def ask(
             f"the connection failed ({type(error).__name__}: {str(error)[:200]}) and the port "
             f"{'refuses' if gone else 'still accepts'} new ones; read the server's log"
         )
-    return _record(question, body, started_at, transfer)
+    said = stream.read(transfer.arrivals, transfer.t_send_ns)
+    # A dying process closes its connections in order; where nothing else tells a body's end, that reads like one.
+    cut = transfer.trouble is None and transfer.http_status == 200 and transfer.open_ended and not said.ended
+    if cut and _refuses(base_url):
+        transfer.trouble = "engine_died"
+        transfer.error = "the answer was cut and the port refuses new connections; read the server's log"
+    return _record(question, body, started_at, transfer, said)
 
 
 class _Expired(TimeoutError):
@@ -175,7 +181,7 @@ def _exchange(
         headers["Authorization"] = f"Bearer {api_key}"
     wait_s = min(silence_s, timeout_s)
     # A fresh session, so no connection is stale; trust_env off, so no proxy variable catches loopback.
-    with requests.Session() as session, _deadline(timeout_s) as watch:
+    with requests.Session() as session, wire.deadline(timeout_s) as watch:
         session.trust_env = False
         prepared = session.prepare_request(
             requests.Request(
@@ -183,19 +189,19 @@ def _exchange(
             )
         )
         adapter = session.get_adapter(prepared.url)
-        stamp = _Stamp()
+        stamp = wire.Stamp()
         pool = adapter.get_connection_with_tls_context(prepared, verify=True)
-        pool.ConnectionCls = functools.partial(_connection, pool.ConnectionCls, stamp, watch)
+        pool.ConnectionCls = functools.partial(wire.connection, pool.ConnectionCls, stamp, watch)
         try:
             # The health path opens the connection: the measured request then pays for no handshake.
             with session.get(
                 f"{url}/health", headers=headers, timeout=wait_s, allow_redirects=False, stream=True
             ) as health:
                 # A body without a length ends with the connection, which then opens nothing; it is not read.
-                if {"Content-Length", "Transfer-Encoding"} & set(health.headers):
+                if any(name in health.headers for name in LENGTHS):
                     _ = health.content
             if not watch.expired.is_set():
-                with _no_collections():
+                with wire.undisturbed():
                     transfer.t_send_ns = time.perf_counter_ns()
                     # The adapter's own send: session.send adds cookies, hooks and redirects to the measured time.
                     with closing(adapter.send(prepared, stream=True, timeout=wait_s)) as response:
@@ -207,52 +213,13 @@ def _exchange(
             raise _Expired(f"the answer took longer than {timeout_s:g} s")
 
 
-class _Stamp:
-    """When bytes last left the socket."""
-
-    ns = 0
-
-
-class _Stamped(io.RawIOBase):
-    """A socket's file that stamps each read: parsing the headers takes 0.3 ms, and the first token is often
-    behind them in the same read."""
-
-    def __init__(self, raw: io.RawIOBase, stamp: _Stamp) -> None:
-        self._raw, self._stamp = raw, stamp
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        size = self._raw.readinto(buffer)
-        self._stamp.ns = time.perf_counter_ns()
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def _connection(kind: Callable[..., Any], stamp: _Stamp, watch: "_Watch", *args: Any, **kwargs: Any) -> Any:
-    connection = kind(*args, **kwargs)
-    # From here on the deadline can end any read: a drip of headers, or a health path that never stops.
-    watch.shutdown = lambda: connection.sock and connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.response_class = functools.partial(_response, connection.response_class, stamp)
-    return connection
-
-
-def _response(kind: Callable[..., Any], stamp: _Stamp, *args: Any, **kwargs: Any) -> Any:
-    response = kind(*args, **kwargs)
-    response.fp = io.BufferedReader(_Stamped(response.fp.detach(), stamp))
-    return response
-
-
 def _receive(
-    transfer: _Transfer, response: requests.Response, stamp: _Stamp, watch: "_Watch", timeout_s: float
+    transfer: _Transfer, response: requests.Response, stamp: wire.Stamp, watch: wire.Watch, timeout_s: float
 ) -> None:
     """Read until [DONE] or the end. Nothing is parsed here: what runs between two reads delays the clock."""
     transfer.http_status = response.status_code
     transfer.encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    transfer.open_ended = not any(name in response.headers for name in LENGTHS)
     watch.shutdown = response.raw.shutdown
     decode = transfer.encoding not in ("", "identity")
     reader, arrivals, raw = Reader(), transfer.arrivals, response.raw
@@ -277,44 +244,6 @@ def _receive(
             transfer.head += chunk[: HEAD_BYTES - len(transfer.head)]
 
 
-@dataclass
-class _Watch:
-    expired: threading.Event = field(default_factory=threading.Event)
-    shutdown: Callable[[], None] | None = None
-
-    def end(self) -> None:
-        self.expired.set()
-        if self.shutdown is not None:
-            # The reader may have finished this instant; then there is no socket left to shut down.
-            with suppress(OSError, ValueError, RuntimeError):
-                self.shutdown()
-
-
-@contextmanager
-def _deadline(timeout_s: float):
-    """Ends a blocked read when timeout_s has passed: a socket timeout alone starts anew with every byte."""
-    watch = _Watch()
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), watch.end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield watch
-    finally:
-        timer.cancel()
-
-
-@contextmanager
-def _no_collections():
-    """No garbage collection meanwhile: a full one with pandas loaded stops the clock for tens of ms."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
 def _refuses(base_url: str) -> bool:
     """True when nothing listens there any more, or stops to within DYING_S."""
     place = urlsplit(base_url)
@@ -332,14 +261,20 @@ def _refuses(base_url: str) -> bool:
         time.sleep(0.1)
 
 
-def _record(question: Question, body: dict[str, Any], started_at: str, transfer: _Transfer) -> Record:
-    said = stream.read(transfer.arrivals, transfer.t_send_ns)
+def _record(
+    question: Question, body: dict[str, Any], started_at: str, transfer: _Transfer, said: stream.Answer
+) -> Record:
     counts = stream.count(said)
     status, error, prompt_tokens = _status(transfer, said)
     asked = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("n_predict")
     notes = said.notes + counts.notes
     if transfer.encoding not in (None, "", "identity"):
         notes.append(f"the server sent {transfer.encoding}, identity was asked: arrival times may be late")
+    if counts.output_tokens is not None and isinstance(asked, int) and counts.output_tokens > asked + 1:
+        # an end token may be counted beside them
+        notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked: not used")
+        untold = [event._replace(tokens=None) for event in counts.events]
+        counts = counts._replace(output_tokens=None, source=None, events=untold)
     if status == "ok" and counts.output_tokens is not None and isinstance(asked, int):
         if body.get("ignore_eos") and counts.output_tokens < asked:
             status = "early_stop"
@@ -354,9 +289,6 @@ def _record(question: Question, body: dict[str, Any], started_at: str, transfer:
                 f"the server ended for length after {counts.output_tokens} tokens of {asked}: its context is "
                 "full; ask for less, or serve with a longer context"
             )
-        if counts.output_tokens > asked + 1:  # an end token may be counted beside them
-            notes.append(f"the server counts {counts.output_tokens} output tokens, {asked} were asked: not used")
-            counts = counts._replace(output_tokens=None, source=None)
     text = storable("".join(said.text))
     t_done_s = None if transfer.t_end_ns is None else (transfer.t_end_ns - transfer.t_send_ns) / 1e9
     return Record(

@@ -109,6 +109,7 @@ KEPT = (
     *("status.json", "recipe.json", "recipe.committed.json", "parameters.json", "machine.json"),
     *("prompts.json", "published_prompts.json"),
     *("weights.json", "environment.json", "engine-freeze.txt", "commands.txt", "records.jsonl", "boots/*.json"),
+    *("telemetry.csv", "boots/*.guard.jsonl"),
 )
 
 

@@ -6,11 +6,14 @@ What was not seen is None and stands as unknown: a recipe's own words are no obs
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 
-from llmrepro import engines, prompts, running_server
+from llmrepro import engines, prompts, running_server, samples
+from llmrepro.client import Record
 from llmrepro.recipe import Recipe
 from llmrepro.run import boots, load_recipe
-from llmrepro.run_folder import read_json_if_there
+from llmrepro.run_folder import read_json_if_there, read_lines
+from llmrepro.samples import Sample
 
 SETTINGS = ("kv_dtype", "context_tokens", "threads")  # which a server tells of itself, each its own
 GPU = {
@@ -33,7 +36,8 @@ class Facts:
 
 def read(path: Path) -> Facts:
     """The facts of a run folder; of one that measured nothing those of its machine. Raises RunError."""
-    recipe, started = load_recipe(path), boots(path)
+    recipe = load_recipe(path)
+    started = _with_gpus(path, recipe, boots(path))
     machine = read_json_if_there(path / "machine.json")
     own = {
         server.id: _of_server(
@@ -61,6 +65,37 @@ def read(path: Path) -> Facts:
         },
         own,
     )
+
+
+def _with_gpus(path: Path, recipe: Recipe, started: dict[int, dict]) -> dict[int, dict]:
+    """The boots, each with its GPUs as they were sampled while it was asked. An older run's boots tell that
+    themselves."""
+    if not recipe.needs.gpu_count:
+        return started
+    records = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
+    sampled = samples.read(path)
+    found = {}
+    for n, boot in started.items():
+        spans = samples.in_flight(r for r in records if r.boot == n)
+        cards = samples.gpus(sampled.get(n, {}), recipe.needs.gpu_count)
+        busy = {device: taken for device, of in cards.items() if (taken := samples.during(of, spans))}
+        gpus = [_at_work(int(device.removeprefix(samples.GPU)), taken) for device, taken in busy.items()]
+        found[n] = {**boot, "machine": {"gpus": gpus or None, **(boot.get("machine") or {})}}
+    return found
+
+
+def _at_work(index: int, taken: list[Sample]) -> dict:
+    """A card over some samples: `power_limit_w` as enforced, one number or a list of those that it took, in order;
+    the clock's median; the fastest link that was seen, since links drop whenever there is nothing to send."""
+    limits = list(dict.fromkeys(samples.told(taken, "power_limit_w")))
+    clocks = samples.told(taken, "memory_clock_mhz")
+    links = {name: samples.told(taken, name) for name in ("pcie_generation", "pcie_width")}
+    return {
+        "index": index,
+        "power_limit_w": limits if len(limits) > 1 else next(iter(limits), None),
+        "memory_clock_mhz": int(median_low(clocks)) if clocks else None,
+        **{name: int(max(values)) if values else None for name, values in links.items()},
+    }
 
 
 def _of_machine(machine: dict) -> dict:

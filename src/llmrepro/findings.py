@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmrepro import prompts, results, samples
+from llmrepro import guard_log, prompts, results, samples
 from llmrepro.client import Record
 from llmrepro.measurements import Findings
 from llmrepro.parameters import Parameters
@@ -30,7 +30,7 @@ def read(path: Path) -> Findings:
         commands=_text(path / "commands.txt"),
         weights=read_json_if_there(path / "weights.json"),
         samples=samples.read(path),
-        guarded=samples.guarded(path, started),
+        guarded=guard_log.of_boots(path, started),
     )
 
 

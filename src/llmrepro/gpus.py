@@ -7,7 +7,6 @@ the PCI bus; engines are started with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that they
 import contextlib
 import os
 import re
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -47,46 +46,6 @@ def describe() -> Found:
             return Found([_facts(gpu, driver) for gpu in visible()])
     except pynvml.NVMLError as error:
         return Found(None, why(error))
-
-
-class Watch:
-    """The GPUs over a time: looked at whenever it is asked for, summed up at the end.
-
-    NVML stays open in between: opening it takes a second and more where nothing else keeps the driver awake.
-    """
-
-    def __init__(self):
-        self._open = contextlib.ExitStack()
-        self._seen: dict[int, list[dict]] = {}
-        try:
-            self._open.enter_context(opened())
-            self._gpus = list(visible())
-        except pynvml.NVMLError:
-            self._open.close()
-            self._gpus = None
-
-    def look(self) -> None:
-        for gpu in self._gpus or []:
-            self._seen.setdefault(gpu.index, []).append(_now(gpu))
-
-    def close(self) -> list[dict] | None:
-        """Of each GPU that was looked at: index, name, samples (how many), power_limit_w (as enforced: one number,
-        or a list of those that it took, in order), sm_clock_mhz and memory_clock_mhz (medians), pcie_generation
-        and pcie_width (the most seen). None when there are no GPUs that can be asked, or nobody looked.
-        """
-        if not self._seen:
-            self._open.close()
-            return None
-        told = [
-            {
-                "index": gpu.index,
-                "name": asked(pynvml.nvmlDeviceGetName, gpu.handle),
-                **_summed(self._seen[gpu.index]),
-            }
-            for gpu in self._gpus
-        ]
-        self._open.close()
-        return told
 
 
 def taken_gib() -> float | None:
@@ -199,42 +158,23 @@ def _facts(gpu: Gpu, driver: str | None) -> dict:
         "memory_gib": memory and round(memory.total / GIB, 2),
         "driver": driver,
         "compute_capability": capability,
-        **_now(gpu),
+        "power_limit_w": watts(asked(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
         "power_limit_set_w": watts(asked(pynvml.nvmlDeviceGetPowerManagementLimit, handle)),
         "power_limit_default_w": watts(asked(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+        "sm_clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
         "sm_clock_max_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_max_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        "pcie_generation": asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_width": asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         "pcie_generation_max": asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         "pcie_width_max": asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         "multiprocessors": cores // each if cores and each and cores % each == 0 else None,
     }
 
 
-def _now(gpu: Gpu) -> dict:
-    """What may change while a card works."""
-    handle = gpu.handle
-    return {
-        "power_limit_w": watts(asked(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        "sm_clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        "pcie_generation": asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_width": asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-    }
-
-
 def watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else round(milliwatts / 1000, 1)
-
-
-def _summed(samples: list[dict]) -> dict:
-    told = {name: [s[name] for s in samples if s[name] is not None] for name in samples[0]}
-    limits = list(dict.fromkeys(told["power_limit_w"]))
-    return {
-        "samples": len(samples),
-        "power_limit_w": limits if len(limits) > 1 else next(iter(limits), None),
-        **{n: statistics.median(told[n]) if told[n] else None for n in ("sm_clock_mhz", "memory_clock_mhz")},
-        **{n: max(told[n], default=None) for n in ("pcie_generation", "pcie_width")},
-    }
 
 
 def why(error: pynvml.NVMLError) -> str:

@@ -1,23 +1,20 @@
-"""The guard of a run: how its sampler is started, what it told of a boot, and what follows from that for the run.
+"""The guard of a run: how its sampler is started, and what follows from what it tells (guard_log.py).
 
 The sampler (telemetry.py) stops a server that breaks a limit. An Xid that is none of limits.FATAL_XIDS it only
 tells: within a rung of a ladder it is that rung's result, anywhere else it stops the run.
 """
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from llmrepro import guard_log
 from llmrepro.gpus import VISIBLE
 from llmrepro.recipe import Recipe
-from llmrepro.run_folder import now, read_lines
-from llmrepro.telemetry import guard_file
 from llmrepro.workload import Workload
 from llmrepro.xids import Xid
 
@@ -37,32 +34,6 @@ class GuardStop(RuntimeError):
         self.next_step = next_step
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a guard file tells: why the guard stopped the server, or None; every Xid; the last `watch` line."""
-
-    stop: str | None
-    next_step: str
-    xids: list[Xid]
-    watch: dict | None
-
-
-def read(path: Path | None) -> Seen:
-    """A guard file, as far as it is written; nothing seen where there is none. Raises RunError for a broken line
-    that is not the last."""
-    told = read_lines(path) if path is not None else []
-    stop = next((line for line in told if line["kind"] == "stop"), {})
-    xids = [Xid(x["t_ns"], x["xid"], x["gpu"], x["text"]) for x in told if x["kind"] == "xid"]
-    watch = [line for line in told if line["kind"] == "watch"]
-    return Seen(stop.get("reason"), stop.get("next_step", ""), xids, watch[-1] if watch else None)
-
-
-def latest(folder: Path) -> Seen:
-    """What the guard of a run's latest boot told."""
-    numbers = [int(path.name.partition(".")[0]) for path in (folder / "boots").glob("*.guard.jsonl")]
-    return read(guard_file(folder, max(numbers)) if numbers else None)
-
-
 class Listener:
     """Hears what the guard of one boot tells while it is measured; `path` is its guard file, None without one."""
 
@@ -70,19 +41,19 @@ class Listener:
         self.path = path
         self._heard = 0  # Xids so far
 
-    def hear(self, workload: Workload) -> list[int]:
+    def hear(self, workload: Workload, rung: bool = True) -> list[int]:
         """The Xids, by number, that came since this was last called, of the GPUs that the run uses; of a card that
         is not known too.
 
         To be called after each request. Raises GuardStop when the guard has stopped the server, or when there was
-        an Xid and the workload is none that goes on until it fails.
+        an Xid and the workload is none that goes on until it fails, or the request no `rung` of it.
         """
-        seen = read(self.path)
-        if seen.stop is not None:
-            raise GuardStop(seen.stop, seen.next_step)
-        new, self._heard = seen.xids[self._heard :], len(seen.xids)
-        ours = [x for x in new if x.gpu is None or x.gpu in seen.watch["gpus"]]
-        if ours and not workload.rises:
+        told = guard_log.read(self.path)
+        if told.stop is not None:
+            raise GuardStop(told.stop.reason, told.stop.next_step)
+        new, self._heard = told.xids[self._heard :], len(told.xids)
+        ours = [x for x in new if x.gpu is None or x.gpu in told.gpus]
+        if ours and not (workload.rises and rung):
             raise self._stop(ours[0], workload)
         return [x.number for x in ours]
 
@@ -93,9 +64,8 @@ class Listener:
             f"the driver reported Xid {xid.number} of {who} during {workload.id}: {xid.text}",
             "look it up in NVIDIA's list of Xid errors; restart the server's program, or the machine",
         )
-        line = {"kind": "stop", "at": now(), "t_ns": time.perf_counter_ns(), "reason": str(stop)}
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "next_step": stop.next_step}, ensure_ascii=False) + "\n")
+        with open(self.path, "ab") as file:
+            file.write(guard_log.line("stop", reason=str(stop), next_step=stop.next_step))
         return stop
 
 
@@ -105,10 +75,10 @@ def heeded(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        seen = read(path)
-        if seen.stop is None or isinstance(error, GuardStop):
+        stop = guard_log.read(path).stop
+        if stop is None or isinstance(error, GuardStop):
             raise
-        raise GuardStop(seen.stop, seen.next_step) from error
+        raise GuardStop(stop.reason, stop.next_step) from error
 
 
 def sampler(folder: Path, boot: int, recipe: Recipe, pid_file: Path | None = None) -> list[str]:
@@ -133,7 +103,7 @@ def environment() -> dict[str, str]:
 def beside(folder: Path, boot: int, recipe: Recipe) -> Iterator[Path]:
     """A sampler beside a server that somebody else started, while the context lasts. Yields its guard file. Of the
     server's processes nothing is known."""
-    told = guard_file(folder, boot)
+    told = folder / guard_log.name(boot)
     command = sampler(folder, boot, recipe, pid_file=folder / "boots" / f"{boot}.pid")  # which nobody writes
     with open(folder / "boots" / f"{boot}.sampler.log", "wb") as log:
         process = subprocess.Popen(

@@ -69,7 +69,7 @@ class Host:
     def _server(self, t_ns: int) -> dict:
         used = self.server and self.server.look()
         before, self._server_before = self._server_before, used and (t_ns, used.cpu_s)
-        if not used or not used.processes:
+        if not used or not used.resident_bytes:  # it is gone, or only its zombie is left
             return {"server_cpus": None, "server_gib": None}
         cpus = before and max(0.0, used.cpu_s - before[1]) / ((t_ns - before[0]) / 1e9)
         return {"server_cpus": cpus, "server_gib": used.resident_bytes / GIB}

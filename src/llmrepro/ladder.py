@@ -10,11 +10,12 @@ from llmrepro.workload import Workload
 
 class Reached(NamedTuple):
     """`verified` and `fails` are prompt tokens as the server counted them, or where it counted none, as planned;
-    None where there is no such rung. `reason` says how the rung at `fails` ended. `beyond`: the cases that were
-    not asked, since a shorter one had failed."""
+    None where there is no such rung. `ending` says in a few words how the rung at `fails` ended, `reason` in a
+    sentence. `beyond`: the cases that were not asked, since a shorter one had failed."""
 
     verified: int | None
     fails: int | None
+    ending: str | None
     reason: str | None
     beyond: list[str]
 
@@ -30,9 +31,13 @@ def ending(record: Record) -> str:
 
 def reason(record: Record) -> str:
     """How a failed request ended, in a sentence's part."""
-    said = f"{ending(record).replace('_', ' ')}: {record.error or 'no reason told'}"
-    numbers = ", ".join(f"Xid {n}" for n in dict.fromkeys(record.xids))
-    return f"{said} ({numbers})" if numbers else said
+    return f"{_words(record)}: {record.error or 'no reason told'}"
+
+
+def _words(record: Record) -> str:
+    numbers = [f"Xid {n}" for n in dict.fromkeys(record.xids)]
+    word = ending(record).replace("_", " ")
+    return ", ".join(numbers if word == "xid" else [word, *numbers])
 
 
 def of(workload: Workload, records: list[Record]) -> Reached:
@@ -45,6 +50,7 @@ def of(workload: Workload, records: list[Record]) -> Reached:
     return Reached(
         asked_tokens(workload, held[-1], rungs[held[-1]]) if held else None,
         first and asked_tokens(workload, bad, [first]),
+        first and _words(first),
         first and reason(first),
         [case for case in workload.cases[place + 1 :] if not rungs[case]],
     )

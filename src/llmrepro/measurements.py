@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from llmrepro import jobs
 from llmrepro.client import Record
+from llmrepro.guard_log import Guarded
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
 from llmrepro.sample_rows import Beside, beside
-from llmrepro.samples import Guarded, Samples
+from llmrepro.samples import Samples
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,25 @@ def ttfat_s(record: Record) -> float | None:
     return None
 
 
+def reasoning_s(record: Record) -> float | None:
+    """ttfat_s - ttft_s: how long an answer's reader waits after the first token; untold where one of both is."""
+    answer_s, first_s = ttfat_s(record), ttft_s(record)
+    return None if answer_s is None or first_s is None else answer_s - first_s
+
+
+def reasoning_tokens(record: Record) -> int | None:
+    """Output tokens told up to and including the last event of reasoning before the first answer text, all of
+    that event's where it holds both; untold without reasoning, and where no count runs along."""
+    reached, last, of_last = 0, None, 0
+    for event in record.events:
+        reached += event.tokens or 0
+        if "reasoning" in _kinds(event):
+            last, of_last = event, reached
+        if last is not None and "text" in _kinds(event):
+            break
+    return None if last is None or last.tokens is None else of_last or None
+
+
 def output_tokens(record: Record) -> int | None:
     """N, as the server tells it; `record.output_tokens_source` says how. Never a number of chunks."""
     return record.output_tokens
@@ -274,6 +293,8 @@ DEFINITIONS: dict[str, Definition] = {
     "ttft_s": ttft_s,
     "ttfr_s": ttfr_s,
     "ttfat_s": ttfat_s,
+    "reasoning_s": reasoning_s,
+    "reasoning_tokens": reasoning_tokens,
     "output_tokens": output_tokens,
     "prompt_tokens": prompt_tokens,
     "cached_tokens": cached_tokens,

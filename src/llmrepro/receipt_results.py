@@ -29,12 +29,15 @@ DEFINED = (
 PER_SUITE = ("decode_tps.published_2026_10", "ttft_s")
 # What it is not enough for, each with its reason; those of DEFINED that need a column which may be absent too.
 NO_FIRST_EVENT = "the time of the first event of any kind is not in the file, only that of the first token"
+NO_REASONING = "where reasoning ended is not in the file"
 UNTOLD = {
     "decode_tps": "how many tokens the first event held, and when the last token came, are not in the file",
     "ttfr_s": NO_FIRST_EVENT,
     "decode_tps.published_2026_08": NO_FIRST_EVENT,
     "prefill_tps.published_2026_08": NO_FIRST_EVENT,
-    "ttfat_s": "where reasoning ended is not in the file",
+    "ttfat_s": NO_REASONING,
+    "reasoning_s": NO_REASONING,
+    "reasoning_tokens": NO_REASONING,
     "decode_tps.server": "times by the server's own clock are not in the file",
     "memory.server_peak_gib": "what memory the server took is not in the file",
     "prefill_tps.server": "times by the server's own clock are not in the file",

@@ -9,7 +9,10 @@ from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
 from llmrepro.workload import CASES, Workload
 
-PER_CASE = ("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps")
+PER_CASE = (
+    *("ttfr_s", "ttft_s", "decode_tps", "decode_tps.server", "prefill_tps", "prefill_tps.server", "e2e_tps"),
+    *("reasoning_tokens", "reasoning_s"),  # of answers that reason
+)
 PER_CASE_CACHED = ("ttfr_s", "ttft_s", "prefix_hit_rate")  # a cached prompt has no prefill speed
 PER_SUITE = ("decode_tps", "decode_tps.published_2026_10", "ttft_s")
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")

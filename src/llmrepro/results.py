@@ -11,6 +11,7 @@ from llmrepro import (
     engines,
     facts,
     flags,
+    guard_log,
     request_rows,
     rows,
     running_server,
@@ -48,7 +49,9 @@ def compute(path: Path) -> dict:
     started = boots(path)
     written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
     records = _by_replicate(written, started, recipe)
-    seen_beside = sample_rows.beside(recipe, started, written, samples.read(path), samples.guarded(path, started))
+    seen_beside = sample_rows.beside(
+        recipe, started, written, samples.read(path), guard_log.of_boots(path, started)
+    )
     told = _rows(path, recipe, started, records) + sample_rows.of_run(seen_beside)
     seen = facts.read(path)
     found = conditions.compare(load_recipe(path, "recipe.committed.json"), recipe, seen.shared, seen.servers)
@@ -87,7 +90,7 @@ def compute(path: Path) -> dict:
         ],
         "inputs": {
             n: sha256_of(path / n)
-            for n in (*INPUTS, *(file for b in started for file in (f"boots/{b}.json", samples.guard_file(b))))
+            for n in (*INPUTS, *(file for b in started for file in (f"boots/{b}.json", guard_log.name(b))))
             if (path / n).exists()
         },
     }

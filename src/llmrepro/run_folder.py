@@ -13,12 +13,13 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, get_args
 
 from llmrepro import terms
 from llmrepro.lines import drop_torn
+
+if TYPE_CHECKING:  # the sampler, which starts beside every boot, does without
+    from pydantic import BaseModel
 
 
 class RunError(RuntimeError):
@@ -128,7 +129,7 @@ class Folder:
         os.replace(part, target)
         return target
 
-    def append(self, *records: BaseModel) -> None:
+    def append(self, *records: "BaseModel") -> None:
         """Append requests to records.jsonl and flush them to the disk: a SIGKILL loses those in flight."""
         path = self.path / "records.jsonl"
         with open(path, "a+b") as file:

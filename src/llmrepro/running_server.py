@@ -42,7 +42,6 @@ class Running:
     log: Path
     started_ns: int = field(default_factory=time.perf_counter_ns)  # when it was first looked at
     guard_file: Path | None = None
-    answered: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def without_key(self, record: Record) -> Record:
         """A record in whose texts the server did not write the key back; see `without`."""

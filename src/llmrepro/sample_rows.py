@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from llmrepro import metrics, rows, samples
 from llmrepro.client import Record
+from llmrepro.guard_log import Guarded
 from llmrepro.metrics import ANSWERED
 from llmrepro.notation import plural
 from llmrepro.recipe import Recipe
-from llmrepro.samples import Guarded, Samples
+from llmrepro.samples import Samples
 
 # At both ends the counter is read between two samples, at worst a quarter of a second's difference between busy
 # and idle off: of ten seconds that is a twentieth.
@@ -84,6 +85,7 @@ def of_run(run: Beside) -> list[dict]:
         found += _power(run, server, replicates)
         for limit, quantity in TEMPERATURES.items():
             found += _temperature(run, server, replicates, f"temperature.{limit}", quantity)
+        found += _device_memory(run, server, replicates)
         found += _stops(run, server)
         found += [
             r for w in run.recipe.workloads if server in w.on for r in _energy(run, server, w.id, replicates)
@@ -158,6 +160,22 @@ def _temperature(
     of = "of the GPU" if run.recipe.needs.gpu_count else "of the CPU's package"
     how = f"mean of {plural(len(found), 'boot')}, each its peak" if len(found) > 1 else "its peak"
     return _row(metric, found, server, f"{of}, {how}")
+
+
+def _device_memory(run: Beside, server: str, replicates: dict[int, list[int]]) -> list[dict]:
+    """What is taken on the GPUs at the peak of each, whoever takes it; nothing where the recipe uses none."""
+    found = {n: told for n, boots in replicates.items() if (told := _taken(run, boots)) is not None}
+    return _row("memory.device_gib", found, server, "peak, whoever takes it")
+
+
+def _taken(run: Beside, boots: list[int]) -> tuple[float, int] | None:
+    values: dict[str, list[float]] = defaultdict(list)
+    for boot in boots:
+        for device, of_gpu in run.gpus(boot).items():
+            values[device] += samples.told(of_gpu, "memory_gib")
+    if not values or len(values) < run.recipe.needs.gpu_count or not all(values.values()):
+        return None
+    return sum(map(max, values.values())), sum(map(len, values.values()))
 
 
 def _row(metric: str, found: dict[int, tuple[float, int]], server: str, note: str) -> list[dict]:

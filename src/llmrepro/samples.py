@@ -1,4 +1,4 @@
-"""What was seen beside a server: the sampler's telemetry.csv, the guard's boots/<n>.guard.jsonl.
+"""What was seen beside a server: the sampler's telemetry.csv.
 
 A row of telemetry.csv is one device at one moment, about once a second: the host, or a GPU. Its times are
 perf_counter_ns, the clock of a record's t_send_ns and of a boot's started_at_ns. A blank cell is unknown.
@@ -7,19 +7,17 @@ perf_counter_ns, the clock of a record's t_send_ns and of a boot's started_at_ns
 import csv
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
 
 from llmrepro.client import Record
-from llmrepro.run_folder import RunError, read_lines
+from llmrepro.run_folder import RunError
 
 FILE, HOST, GPU = "telemetry.csv", "host", "gpu"
 LABELS = ("t_ns", "boot", "device", "throttle")  # what is no quantity
 HOLE_S = 5.0  # without a sample for longer, nobody looked
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +55,6 @@ class Sample:
 Samples = dict[str, list[Sample]]  # of one boot, by device in the sampler's order, each in the order of time
 Span = tuple[int, int]  # from and to, perf_counter_ns
 QUANTITIES = tuple(f.name for f in fields(Sample) if f.name not in LABELS)
-
-
-class Xid(NamedTuple):
-    """An error that the GPU's driver reported; `gpu` is the card's number, None where it was not told."""
-
-    t_ns: int
-    number: int
-    gpu: int | None
-    text: str
-
-
-class Stop(NamedTuple):
-    """When and why the guard ended a server."""
-
-    t_ns: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """What the guard wrote of a boot. `xids_by` says how the driver's errors were watched ("nvml", "kernel log"
-    or "unknown: why"), the last where that changed, None where it never said; `gpus` are the cards that it
-    watched, `limits` what it allowed, by the names of a recipe's safety."""
-
-    gpus: tuple = ()
-    limits: dict = field(default_factory=dict)
-    xids_by: str | None = None
-    xids: tuple[Xid, ...] = ()
-    stop: Stop | None = None
-
-    @property
-    def unwatched(self) -> str | None:
-        """Why the driver's errors could not be watched; None where they could, or nobody said."""
-        if self.xids_by is None or not self.xids_by.startswith(UNKNOWN):
-            return None
-        return self.xids_by.removeprefix(UNKNOWN).lstrip(": ") or "no reason told"
 
 
 def read(run_path: Path) -> dict[int, Samples]:
@@ -147,30 +109,6 @@ def _broken(path: Path, line: int, why: str) -> RunError:
         f"{path}, line {line}: {why}; the file was changed after it was written. Remove that line if you know why "
         "it is broken"
     )
-
-
-def guarded(run_path: Path, boots: Iterable[int]) -> dict[int, Guarded]:
-    """What the guard wrote, of the boots that it watched. Raises RunError naming a file that is not its."""
-    paths = {n: run_path / guard_file(n) for n in boots}
-    return {n: _guarded(path, read_lines(path)) for n, path in paths.items() if path.exists()}
-
-
-def guard_file(boot: int) -> str:
-    """Where the guard writes of a boot, below the run folder."""
-    return f"boots/{boot}.guard.jsonl"
-
-
-def _guarded(path: Path, lines: list[dict]) -> Guarded:
-    try:
-        of = {kind: [line for line in lines if line["kind"] == kind] for kind in ("watch", "xid", "stop")}
-        watch = of["watch"][-1] if of["watch"] else {}
-        xids = [Xid(int(x["t_ns"]), int(x["xid"]), x.get("gpu"), str(x.get("text") or "")) for x in of["xid"]]
-        stops = [Stop(int(s["t_ns"]), str(s["reason"])) for s in of["stop"]]
-        by = watch.get("xids")
-        told = tuple(watch.get("gpus") or ()), dict(watch.get("limits") or {})
-        return Guarded(*told, None if by is None else str(by), tuple(xids), stops[0] if stops else None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{path} is not as the guard writes it ({error!r}); restore it, or run again") from None
 
 
 def gpus(samples: Samples, count: int) -> Samples:

@@ -1,9 +1,11 @@
 """What speculative decoding did: drafts by the engine's counters, held against its answers; with it and without.
 
-Shares are made of token counts, never of other shares: a short draft counts as little as it is.
+Shares are made of token counts, never of other shares: a short draft counts as little as it is. Counters are the
+engine's own, read before and after each workload of a boot.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
 
@@ -20,13 +22,15 @@ BY_ANSWERS = "by the answers: the engine counts no drafts"
 
 
 class Sums(NamedTuple):
-    """Counts over some requests; those of a metric are None where one of its counts is not told."""
+    """Counts over some requests; None where one is not told of all of them. `by_position` counts how often the
+    first, second, … token of a draft was accepted, () where that is not told."""
 
     accepted: float | None = None
     drafted: float | None = None
     checks: float | None = None  # steps that checked a draft
     tokens: float | None = None
     steps: float | None = None  # of the engine
+    by_position: tuple[float, ...] = ()
 
     def values(self) -> dict[str, float]:
         """The metrics that these counts tell."""
@@ -39,6 +43,11 @@ class Sums(NamedTuple):
             found["tokens_per_step"] = self.tokens / self.steps
         return found
 
+    @property
+    def shares(self) -> list[float]:
+        """Of the drafts the share in which the token at each position was accepted."""
+        return [count / self.checks for count in self.by_position]
+
 
 COUNTERS = {
     "accepted": "spec_accepted_tokens",
@@ -47,19 +56,50 @@ COUNTERS = {
     "tokens": "generation_tokens",
     "steps": "engine_steps",
 }
+POSITION = "spec_accepted_by_position."
 
 
 def counted(boots: Iterable[dict], workload: str) -> Sums:
     """What the counters of a server's boots grew by over a workload, its warm-ups included. A boot that died
     before its second reading counts nothing."""
-    total: dict[str, float] = {}
-    for boot in boots:
-        read = boot.get("counters", {}).get(workload, {})
-        before, after = read.get("before", {}), read.get("after", {})
-        for field, name in COUNTERS.items():
-            if name in before and name in after:
-                total[field] = total.get(field, 0) + after[name] - before[name]
-    return Sums(**total)
+    return together(sums for boot in boots if (sums := _grown(boot, workload)) is not None)
+
+
+def _grown(boot: dict, workload: str) -> Sums | None:
+    read = (boot.get("counters") or {}).get(workload, {})
+    before, after = read.get("before"), read.get("after")
+    if not before or not after:
+        return None
+    grown = {field: after[n] - before[n] for field, n in COUNTERS.items() if n in before and n in after}
+    positions = {
+        int(name.removeprefix(POSITION)): value - before.get(name, 0)  # llama.cpp has none before its first draft
+        for name, value in after.items()
+        if name.startswith(POSITION)
+    }
+    return Sums(**grown, by_position=tuple(positions.get(i, 0) for i in range(max(positions, default=-1) + 1)))
+
+
+def together(told: Iterable[Sums]) -> Sums:
+    """The counts of all of them; a position that some drafts did not reach was accepted in none of those."""
+    told = list(told)
+    if not told:
+        return Sums()
+    totals = [None if None in counts else sum(counts) for counts in zip(*(s[:-1] for s in told), strict=True)]
+    if any(s.accepted and not s.by_position for s in told):
+        return Sums(*totals)
+    by_position = zip_longest(*(s.by_position for s in told), fillvalue=0)
+    return Sums(*totals, tuple(map(sum, by_position)))
+
+
+def by_boot(started: Mapping[int, dict]) -> dict[tuple[str, str], dict[int, Sums]]:
+    """By the counters, of every (workload, server) in which there were drafts, each boot."""
+    found: dict[tuple[str, str], dict[int, Sums]] = {}
+    for n, boot in started.items():
+        for workload in boot.get("counters") or {}:
+            sums = counted([boot], workload)
+            if sums.checks and sums.accepted is not None:
+                found.setdefault((workload, boot["server"]), {})[n] = sums
+    return found
 
 
 def of_requests(records: Iterable[Record]) -> Sums:

@@ -13,7 +13,7 @@ from llmrepro import (
     checkpoint,
     commands,
     environment,
-    guard,
+    guard_log,
     jobs,
     preparation,
     prompts,
@@ -223,13 +223,16 @@ def finish(run: Run) -> None:
     if missing:
         run.set_status("lacking", "report", reason="; ".join(missing))
     elif left:
-        told, on = guard.latest(run.path), f"run the cell measure again, or `llmrepro run --resume {run.path}`"
+        stop, on = (
+            guard_log.latest(run.path).stop,
+            f"run the cell measure again, or `llmrepro run --resume {run.path}`",
+        )
         run.set_status(
             "stopped",
             "measure",
-            stopped_by="guard" if told.stop else "person",
-            reason=told.stop or f"{len(left)} requests were not asked",
-            next_step=f"{told.next_step}; then {on}" if told.stop else on,
+            stopped_by="guard" if stop else "person",
+            reason=stop.reason if stop else f"{len(left)} requests were not asked",
+            next_step=f"{stop.next_step}; then {on}" if stop else on,
         )
     else:
         run.set_status("completed", "report")

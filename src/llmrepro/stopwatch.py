@@ -1,4 +1,4 @@
-"""What a machine did while a server lived: load, what the hypervisor took, other programs, its GPUs."""
+"""What a machine did while a server lived: load, what the hypervisor took, other programs."""
 
 import contextlib
 import os
@@ -6,29 +6,19 @@ import time
 
 import psutil
 
-from llmrepro import gpus
-
 
 class Stopwatch:
-    """What else this machine did between its start and a reading: load, CPU steal, other programs. With
-    `watch_gpus`, also how its GPUs stood in between, as often as it was asked to look."""
+    """What else this machine did between its start and a reading: load, CPU steal, other programs."""
 
-    def __init__(self, watch_gpus: bool = False):
-        self._gpus = gpus.Watch() if watch_gpus else None
+    def __init__(self):
         self._start = psutil.cpu_times()
         self._own_s = _cpu_s(psutil.Process())
         self._load = os.getloadavg()[0]
         self._at = time.perf_counter()
 
-    def look(self) -> None:
-        """Take note of the GPUs' limits, clocks and links now: while they work, or right after."""
-        if self._gpus is not None:
-            self._gpus.look()
-
     def reading(self, server: int | None = None) -> dict:
         """load_before, load_after (1 minute), steal_share (0..1, what the hypervisor took), other_cpus (CPUs that
-        other programs kept busy on average), seconds; with GPUs, `gpus` as `gpus.Watch.close` gives them. None
-        where it cannot be known.
+        other programs kept busy on average), seconds. None where it cannot be known.
 
         `server` is the process started since, still alive; what it and its children used is not others'. Without
         one it may be this process itself.
@@ -50,7 +40,6 @@ class Stopwatch:
             "steal_share": share,
             "other_cpus": others,
             "seconds": round(seconds, 3),
-            **({"gpus": self._gpus.close()} if self._gpus is not None else {}),
         }
 
 

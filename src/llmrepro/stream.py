@@ -1,4 +1,4 @@
-"""What a streamed completion says: bytes to server-sent events, events to text and token counts.
+"""What a streamed completion says: server-sent events to text and token counts.
 
 Pure functions over what `client` received; nothing here reads a clock or a socket.
 """
@@ -10,16 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from llmrepro.sse import DONE
 from llmrepro.terms import Status
 
-DONE = b"[DONE]"
 # JSON numbers beyond this are no counts, and not exact everywhere.
 LARGEST_COUNT = 2**53
 SPOKEN = {"text", "reasoning", "tool"}
+UNTOLD = "the server told no number of output tokens that goes to the answer's end"
 
 OVERFLOW = re.compile(
     r"exceed_context_size|context_length_exceeded|context (length|size|window)"
-    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long|does not fit the context",
+    r"|max(imum)?[ _]model[ _]len|prompt (is )?too long|does not fit the context"
+    # vLLM lowers max_tokens to what the context has left, and refuses the 0 that a full one leaves.
+    r"|max_tokens must be at least 1, got 0",
     re.IGNORECASE,
 )
 MEMORY = re.compile(
@@ -42,57 +45,6 @@ class Event(NamedTuple):
     """Characters of text and reasoning in it."""
     tokens: int | None
     """Output tokens it newly accounts for, as the server tells; None where it tells nothing."""
-
-
-class Reader:
-    """Cuts bytes into SSE payloads (bytes, data lines joined) and pings (None) as they arrive.
-
-    Lines end in LF, CRLF or CR (WHATWG HTML, 9.2.6). A split character or line waits for its rest.
-    """
-
-    def __init__(self) -> None:
-        self.spoke = False
-        self._partial: list[bytes] = []
-        self._data: list[bytes] = []
-        self._after_cr = False
-
-    def feed(self, chunk: bytes) -> list[bytes | None]:
-        if self._after_cr and chunk[:1] == b"\n":
-            chunk = chunk[1:]
-        self._after_cr = chunk[-1:] == b"\r"
-        if b"\r" in chunk:
-            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = chunk.split(b"\n")
-        if len(lines) > 1 and self._partial:
-            lines[0] = b"".join((*self._partial, lines[0]))
-            self._partial.clear()
-        if lines[-1]:
-            self._partial.append(lines[-1])
-        return self._lines(lines[:-1])
-
-    def close(self) -> list[bytes | None]:
-        """What the end of the stream completes: a server may close without the last blank line."""
-        lines = [b"".join(self._partial), b""]
-        self._partial.clear()
-        return self._lines(lines)
-
-    def _lines(self, lines: Iterable[bytes]) -> list[bytes | None]:
-        out: list[bytes | None] = []
-        for line in lines:
-            if not line:
-                if self._data:
-                    out.append(b"\n".join(self._data))
-                    self._data.clear()
-                continue
-            if not self.spoke:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.startswith(b"data:"):
-                self.spoke = True
-                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            elif line.startswith(b":"):
-                self.spoke = True
-                out.append(None)
-        return out
 
 
 class Seen(NamedTuple):
@@ -118,11 +70,17 @@ class Answer:
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
     error: Any = None
-    malformed: str | None = None
+    malformed: str | None = None  # what is wrong with the first event that cannot be read
+    lost: bool = False  # whether others came after it
     done: bool = False
     spoke: bool = False
-    ids: Counter[Any] = field(default_factory=Counter)
+    ids: Counter[int] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server said that this was all, and nothing that cannot be read came of it."""
+        return self.done or self.error is not None or (self.finish_reason is not None and self.malformed is None)
 
 
 class Counts(NamedTuple):
@@ -142,6 +100,7 @@ def read(arrivals: Iterable[tuple[int, bytes | None]], t_send_ns: int) -> Answer
     answer = Answer()
     for t_ns, payload in arrivals:
         t_s = (t_ns - t_send_ns) / 1e9
+        answer.lost = answer.malformed is not None
         if payload is None:
             answer.seen.append(Seen(t_s, ("ping",), 0, None, None, None))
         elif payload.strip() == DONE:
@@ -157,39 +116,37 @@ def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
         event = json.loads(_decoded(payload, answer.notes))
     except (ValueError, RecursionError) as error:
         event = error
-    if not isinstance(event, dict):
+    if isinstance(event, dict) and (event.get("error") or event.get("object") == "error"):
+        answer.error = answer.error or event
+        return Seen(t_s, ("error",), 0, None, None, None)
+    fault = _fault(event)
+    if fault is not None:
         found = payload[:80].decode("utf-8", "replace")
         answer.malformed = answer.malformed or (
-            f"event {len(answer.seen) + 1} is no JSON object: {found!r}; "
-            "a server log or a proxy between may say why"
+            f"event {len(answer.seen) + 1} {fault}: {found!r}; a server log or a proxy between may say why"
         )
-        return Seen(t_s, ("error",), 0, None, None, None)
-    if event.get("error") or event.get("object") == "error":
-        answer.error = answer.error or event
         return Seen(t_s, ("error",), 0, None, None, None)
 
     kinds: dict[str, None] = {}
-    chars, ids, choices = 0, None, event.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if not isinstance(choice, dict):
-            continue
+    chars, ids = 0, None
+    for choice in event.get("choices") or ():
         if choice.get("index"):
             _note(answer.notes, "the server sent more than one choice; their tokens are counted together")
-        delta = choice.get("delta") if isinstance(choice.get("delta"), dict) else {}
-        text = _text(delta.get("content")) or _text(choice.get("text"))
-        reasoning = _text(delta.get("reasoning")) or _text(delta.get("reasoning_content"))
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or choice.get("text") or ""
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
         tool = bool(delta.get("tool_calls") or delta.get("function_call"))
         told = choice.get("token_ids")
-        if isinstance(told, list):
+        if told is not None:
             ids = (ids or 0) + len(told)
-            answer.ids.update(token for token in told if isinstance(token, int))
+            answer.ids.update(told)
         if text:
             answer.text.append(text)
         if reasoning:
             answer.reasoning.append(reasoning)
         chars += len(text) + len(reasoning)
         finish = choice.get("finish_reason")
-        answer.finish_reason = _text(finish) or answer.finish_reason
+        answer.finish_reason = finish or answer.finish_reason
         says = {"text": text, "reasoning": reasoning, "tool": tool}
         kinds |= {kind: None for kind, said in says.items() if said}
         if not any(says.values()):
@@ -223,6 +180,28 @@ def _event(answer: Answer, t_s: float, payload: bytes) -> Seen:
     )
 
 
+def _fault(event: Any) -> str | None:
+    """Why an event cannot be read, or None. What its choices say must have its type: text in a form that is not
+    known would be text that is left out."""
+    if not isinstance(event, dict):
+        return "is no JSON object"
+    choices = event.get("choices")
+    if not isinstance(choices, list | None) or not all(isinstance(choice, dict) for choice in choices or ()):
+        return "has choices that are no list of objects"
+    for choice in choices or ():
+        delta, ids = choice.get("delta"), choice.get("token_ids")
+        if not isinstance(delta, dict | None):
+            return "has a delta that is no object"
+        texts = [(delta or {}).get(key) for key in ("content", "reasoning", "reasoning_content")]
+        if not all(
+            isinstance(text, str | None) for text in (*texts, choice.get("text"), choice.get("finish_reason"))
+        ):
+            return "has a text or a finish reason that is no string"
+        if not isinstance(ids, list | None) or not all(type(token) is int for token in ids or ()):
+            return "has token ids that are no list of whole numbers"
+    return None
+
+
 def draft_checks(seen: Sequence[Seen]) -> int | None:
     """Steps of the engine that checked a draft: how often llama.cpp's running `timings.draft_n` grew, which sends
     an event per token. None where nothing was drafted, the timings do not run along, or an event tells of several
@@ -243,24 +222,35 @@ def draft_checks(seen: Sequence[Seen]) -> int | None:
 def count(answer: Answer) -> Counts:
     """Tokens per event and in all. Trusted in this order: ids, running usage (or llama.cpp's running
     `timings.predicted_n`), the final usage, the final timings; a source that leaves out an event with text
-    is not trusted event by event. What contradicts the chosen one becomes a note, never an average.
+    is not trusted event by event, nor one that ends before the finish, which may bring the end token. What
+    contradicts the chosen one becomes a note, never an average. Where an event was lost there is no count.
     """
     seen, usage, timings = answer.seen, answer.usage, answer.timings
     speaks = [not SPOKEN.isdisjoint(s.kinds) for s in seen]
-    ids = [s.ids for s in seen]
+    # With the finish, or between the last text and it, the end token comes. Of a cut answer any count will do: it
+    # is one of what came.
+    last = max((i for i, spoken in enumerate(speaks) if spoken), default=-1)
+    finish = next((i for i, s in enumerate(seen) if "finish" in s.kinds), None)
+    ends = 0 if finish is None else min(finish, last + 1)
+    ids, usages, timed = (
+        _to_the_end([getattr(s, source) for s in seen], ends) for source in ("ids", "usage_n", "timings_n")
+    )
     complete_ids = (
         any(speaks)
         and all(n is not None for n, s in zip(ids, speaks, strict=True) if s)
         and sum(n or 0 for n in ids) > 0
     )
-    running = _increments([s.usage_n for s in seen], speaks) or _increments([s.timings_n for s in seen], speaks)
+    running = _increments(usages, speaks) or _increments(timed, speaks)
     told: dict[Source, int | None] = {
         "ids": sum(n or 0 for n in ids) if complete_ids else None,
         "usage_delta": sum(n or 0 for n in running) if running else None,
-        "usage": _number(usage, "completion_tokens"),
-        "timings": _number(timings, "predicted_n"),
+        "usage": next((n for n in reversed(usages) if n is not None), None),
+        "timings": next((n for n in reversed(timed) if n is not None), None),
     }
     notes = []
+    if answer.lost:
+        notes.append("an event could not be read: no tokens are counted")
+        told = dict.fromkeys(told)
     for name, n in told.items():
         if n == 0 and answer.spoke:
             notes.append(f"{name} tells 0 output tokens although text arrived: not used")
@@ -272,8 +262,10 @@ def count(answer: Answer) -> Counts:
             + ", ".join(f"{name} {n}" for name, n in told.items() if n is not None)
             + f"; {source} is used"
         )
-    if any(n is not None for n in ids) and not complete_ids:
+    if any(s.ids is not None for s in seen) and not complete_ids and not answer.lost:
         notes.append("token ids came with some events only: not used")
+    if source is None and answer.spoke and not notes:
+        notes.append(UNTOLD)
     by_event: dict[Source | None, Sequence[int | None]] = {"ids": ids, "usage_delta": running or []}
     tokens = by_event.get(source, [None] * len(seen))
     share = max(answer.ids.values()) / answer.ids.total() if complete_ids and answer.ids else None
@@ -287,6 +279,11 @@ def count(answer: Answer) -> Counts:
         share,
         notes,
     )
+
+
+def _to_the_end(told: list[int | None], ends: int) -> list[int | None]:
+    """A source's counts, or none of them where it tells nothing from `ends` on."""
+    return told if any(n is not None for n in told[ends:]) else [None] * len(told)
 
 
 def _increments(cumulative: Sequence[int | None], speaks: Sequence[bool]) -> list[int | None] | None:

@@ -49,7 +49,7 @@ class _Arm:
 
     def __init__(self, arm: Arm, path: Path):
         self.id, self.path = arm.id, path
-        self.result = results.compute(path)
+        self.result, self.here = results.compute(path), results.here(path)
         self.status = status(path, page=False)
         whole = results.measured(path)
         recipe = of_arm(whole.recipe, arm)
@@ -96,7 +96,7 @@ def _judged(claim, arms: dict[str, _Arm]) -> contrast.Compared:
     bound = a.conditions(claim.a) + (
         b.conditions(claim.b) if b is not a or claim.b.server != claim.a.server else []
     )
-    here = [results.here(arm.path) for arm in ([a] if a is b else [a, b])]
+    here = [arm.here for arm in ([a] if a is b else [a, b])]
     shared = {n: here[0].get(n) if len({str(h.get(n)) for h in here}) == 1 else _both(n, here) for n in here[0]}
     return contrast.compare(
         claim, a.measured, b.measured, list(dict.fromkeys(bound)) + conditions.stated(claim.conditions, shared)

@@ -96,15 +96,7 @@ def _guard(spec: dict, worker: int, secret: str) -> int:
     end_tree(_reap, spec["grace_s"], lambda: False)
     hide(spec["server"]["log"], secret)
     if not os.path.exists(spec["exit_file"]):
-        write_json(
-            spec["exit_file"],
-            {
-                "code": None,
-                "signal": None,
-                "at": now(),
-                "reason": "its supervisor was killed, so the server was ended too",
-            },
-        )
+        write_exit(spec, None, "its supervisor was killed, so the server was ended too")
     return 1
 
 
@@ -133,7 +125,7 @@ class Worker:
         try:
             self.server, started_ns = start(self.spec["server"], self.spec.get("secret"), self.secret)
         except OSError as error:
-            self._write_exit(None, f"it could not be started: {error}")
+            write_exit(self.spec, None, f"it could not be started: {error}")
             say({"failed": str(error), "errno": error.errno})
         else:
             say({"pid": self.server, "started_ns": started_ns})
@@ -221,7 +213,7 @@ class Worker:
     def _ended(self, pid: int, status: int) -> None:
         if pid == self.server:
             self.server = None
-            self._write_exit(status, self.reason)
+            write_exit(self.spec, status, self.reason)
         if pid == self.sampler:
             self.sampler = None
             code = os.waitstatus_to_exitcode(status)
@@ -229,14 +221,6 @@ class Worker:
                 self.forbidden = last_reason(self.spec["sampler"]["tells"])
             elif not self.ending:
                 log(f"the sampler ended with {code}: what the machine does is written down no longer")
-
-    def _write_exit(self, status: int | None, reason: str) -> None:
-        code = None if status is None else os.waitstatus_to_exitcode(status)
-        number = -code if code is not None and code < 0 else None
-        write_json(
-            self.spec["exit_file"],
-            {"code": code if number is None else None, "signal": number, "at": now(), "reason": reason},
-        )
 
 
 def start(program: dict, placeholder: str | None, secret: str) -> tuple[int, int]:
@@ -386,6 +370,14 @@ def content(path: str | None) -> bytes:
         return b""
 
 
+def write_exit(spec: dict, status: int | None, reason: str) -> None:
+    """Write down how the server ended, or that nobody knows."""
+    code = None if status is None else os.waitstatus_to_exitcode(status)
+    number = -code if code is not None and code < 0 else None
+    told = {"code": code if number is None else None, "signal": number, "at": now(), "reason": reason}
+    write_json(spec["exit_file"], told)
+
+
 def interrupt(status_file: str | None, parent_pid: int) -> None:
     """Write into status.json that the run was interrupted, when it still says that the run is going on."""
     try:
@@ -395,19 +387,13 @@ def interrupt(status_file: str | None, parent_pid: int) -> None:
             return
     except (OSError, ValueError, AttributeError):
         return
-    folder = os.path.dirname(os.path.abspath(status_file))
-    write_json(
-        status_file,
-        {
-            **status,
-            "outcome": "interrupted",
-            "at": now(),
-            "reason": f"the process that measured (pid {parent_pid}) ended during "
-            f"{status.get('stage', 'the run')} without a word, so its supervisor "
-            "ended the server",
-            "next_step": f"go on with resume={folder!r}",
-        },
-    )
+    during, folder = status.get("stage", "the run"), os.path.dirname(os.path.abspath(status_file))
+    told = {
+        "reason": f"the process that measured (pid {parent_pid}) ended during {during} without a word, so its "
+        "supervisor ended the server",
+        "next_step": f"go on with resume={folder!r}",
+    }
+    write_json(status_file, {**status, "outcome": "interrupted", "at": now(), **told})
 
 
 def last_reason(path: str) -> str:

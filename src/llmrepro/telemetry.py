@@ -2,9 +2,8 @@
 ended when it must not go on. Run as `python -m llmrepro.telemetry RUN_FOLDER BOOT …`.
 
 It appends to telemetry.csv of the run folder, a row per device and sample (COLUMNS; an empty cell is unknown), and
-writes boots/<n>.guard.jsonl: a line of kind `watch` with the limits and where Xids are read from, anew when that
-changes; an `xid` line for each; and a `stop` line before it ends with code 3. It is started for one boot and ends
-with the process that started it.
+tells of the guard what guard_log says; a `stop` line is its last before it ends with code 3. It is started for one
+boot and ends with the process that started it.
 """
 
 import argparse
@@ -16,13 +15,12 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 import pynvml
 
-from llmrepro import gpu_samples, gpus, limits, lines, xids
+from llmrepro import gpu_samples, gpus, guard_log, limits, lines, xids
 from llmrepro.host_samples import Host
 from llmrepro.limits import Limits
 from llmrepro.process_tree import Tree
@@ -67,7 +65,7 @@ class Sampler:
         lines.drop_torn(self.table)
         if self.table.tell() == 0:
             self.table.write((",".join(COLUMNS) + "\n").encode())
-        self.told = _appended(guard_file(folder, self.boot), held)
+        self.told = _appended(folder / guard_log.name(self.boot), held)
         self._tell_watch(source)
 
     def run(self) -> int:
@@ -113,14 +111,8 @@ class Sampler:
     def _tell_watch(self, source: str) -> None:
         self._tell("watch", limits=self.limits.told(), gpus=self._indexes, xids=source)
 
-    def _tell(self, kind: str, t_ns: int | None = None, **facts) -> None:
-        line = {"kind": kind, "at": _now(), "t_ns": t_ns or time.perf_counter_ns(), **facts}
-        self.told.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-
-
-def guard_file(folder: Path, boot: int) -> Path:
-    """What the guard of a boot tells."""
-    return folder / "boots" / f"{boot}.guard.jsonl"
+    def _tell(self, *what, **facts) -> None:
+        self.told.write(guard_log.line(*what, **facts))
 
 
 def _appended(path: Path, held: ExitStack) -> BinaryIO:
@@ -160,10 +152,6 @@ def _row(values: dict) -> str:
         for c, d in zip(cells, digits, strict=True)
     ]
     return ",".join(map(str, shown)) + "\n"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _parser() -> argparse.ArgumentParser:

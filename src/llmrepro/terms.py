@@ -59,6 +59,8 @@ METRICS = {
     "ttfr_s": Metric("time to the first event", "s", "lower", "request"),
     "ttft_s": Metric("time to the first token (TTFT)", "s", "lower", "request"),
     "ttfat_s": Metric("time to the first answer token after reasoning", "s", "lower", "request"),
+    "reasoning_s": Metric("time from the first token to the first of the answer", "s", "lower", "request"),
+    "reasoning_tokens": Metric("output tokens of reasoning", "tok", None, "request"),
     "decode_tps": Metric("decode speed", "tok/s", "higher", "request"),
     "decode_tps.published_2026_10": Metric(
         "decode speed, (N-1) to the stream's end", "tok/s", "higher", "request"

@@ -13,8 +13,8 @@ from llmrepro.workload import Workload
 
 WIDTH_IN = 5.6
 # Told apart by people who see red and green alike, at least 4.5 : 1 against white; shapes say the same again.
-COLOURS = ("#0b66a8", "#b34a00", "#0a7355", "#8a3a93", "#5a5a5a", "#a01c44")
-MARKERS = ("o", "s", "^", "D", "v", "P")
+COLOURS = ("#0b66a8", "#b34a00", "#0a7355", "#8a3a93", "#5a5a5a", "#a01c44", "#7a5c00", "#2b2b80")
+MARKERS = ("o", "s", "^", "D", "v", "P", "h", "<")
 CLIENT, ENGINE = COLOURS[0], COLOURS[1]
 
 

@@ -97,17 +97,18 @@ def _draw(axes: Axes, metric: str, rows: list[dict], place: int, *, sole: bool) 
         **looks,
     )
     bad = [r for r in rows if r["kind"] == "failure"]
-    axes.plot(  # near the upper edge: they have a length and no value
-        [r["prompt_tokens"] for r in bad],
-        [0.9] * len(bad),
-        transform=axes.get_xaxis_transform(),
-        linestyle="",
-        marker="X",
-        markersize=9,
-        markeredgecolor="white",
-        color=looks["color"],
-        clip_on=False,
-    )
+    if bad:  # near the upper edge: they have a length and no value
+        axes.plot(
+            [r["prompt_tokens"] for r in bad],
+            [0.9] * len(bad),
+            transform=axes.get_xaxis_transform(),
+            linestyle="",
+            marker="X",
+            markersize=9,
+            markeredgecolor="white",
+            color=looks["color"],
+            clip_on=False,
+        )
     for r in bad if sole and len(bad) <= MOST_LABELLED else []:
         axes.annotate(
             f"{r['ending'].replace('_', ' ')} at {r['prompt_tokens']:,}",

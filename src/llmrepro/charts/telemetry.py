@@ -19,7 +19,7 @@ from llmrepro.samples import HOST, Sample
 
 TITLE, NAME = "Timeline and telemetry", "telemetry"
 STEAL = 0.01  # share of the CPU's time from which on what the hypervisor takes is shown
-MOST_POINTS = 1500  # of a line: beyond it, of each slice of time the least and the greatest
+MOST_POINTS = 600  # of a line: beyond it, of each slice of time the least and the greatest
 ROW_IN, LANE_IN = 0.78, 0.19
 FIRST = {"color": COLOURS[0], "linestyle": "-"}
 SECOND = {"color": COLOURS[1], "linestyle": "--"}

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from llmrepro import samples
 from llmrepro.charts.drawings import COLOURS, WIDTH_IN, look, servers_of
 from llmrepro.findings import Findings
+from llmrepro.guard_log import Guarded
 from llmrepro.markup import showable
 from llmrepro.metrics import ANSWERED
 
@@ -89,7 +90,7 @@ def rows(found: Findings, time: Timeline) -> Iterator[dict]:
             at_s = time.at(n, samples.ended_ns(r) or r.t_send_ns)
             told = {"what": r.workload, "status": r.status}
             yield {"kind": "failure", **where, **told, "start_s": at_s, "end_s": at_s}
-        guarded = found.guarded.get(n, samples.Guarded())
+        guarded = found.guarded.get(n, Guarded())
         for kind, what, t_ns in (
             *(("xid", f"Xid {x.number}", x.t_ns) for x in guarded.xids),
             *(("stop", "guard", s.t_ns) for s in [guarded.stop] if s),

@@ -19,9 +19,8 @@ def write(run_path: Path) -> Path:
         return _imported(run_path)
     found = findings.read(run_path)
     drawn = {figure.name: Html(figure.html()) for figure in charts.draw(run_path)}
-    figures = join([figure for name, figure in drawn.items() if name not in telemetry.OWN])
     parts = [
-        *sections.sections(found, figures),
+        *sections.sections(found, drawn),
         *telemetry.sections(found, drawn),
         *capacity.sections(found),
         *appendix.sections(found),

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from llmrepro import __version__, intervals, metrics, server, terms
+from llmrepro import __version__, intervals, metrics, readiness, terms
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, facts, folded, join, table, tag
 from llmrepro.model import Weights
@@ -23,7 +23,7 @@ DEFINITIONS = {
     "prefill_tps.slope": "1 / the least-squares slope of TTFT over prompt tokens: fixed overhead, which "
     "every request pays once, is not in it. Its interval is that of the slope, turned over.",
     "startup.port_s": "From the start of the process until its port accepts a connection, asked every "
-    f"{server.POLL_S * 1000:g} ms, as the next two are.",
+    f"{readiness.POLL_S * 1000:g} ms, as the next two are.",
     "startup.models_s": "From the start of the process until GET /v1/models answers 200.",
     "startup.health_s": "From the start of the process until the health path answers 200.",
     "startup.first_completion_s": "From the start of the process until the first completion's first token.",

@@ -25,7 +25,7 @@ def of(found: Findings) -> Html:
 def sentences(found: Findings) -> list[str]:
     """How far each ladder held, without markup, for the head of the page."""
     return [
-        f"{workload.title or workload.id} ({server}): {_verified(reached)}; {_failed(reached)}"
+        f"{workload.title or workload.id} ({server}): {_verified(reached)}, {_failed(reached)}"
         for workload, server, _, reached in _climbed(found)
     ]
 
@@ -43,16 +43,16 @@ def _verified(reached: Reached) -> str:
 
 
 def _failed(reached: Reached) -> str:
-    if reached.reason is None:
+    if reached.ending is None:
         return "nothing failed, so that the boundary lies beyond"
     at = "a length that nobody counted" if reached.fails is None else f"{reached.fails:,}"
-    return f"failed at {at} ({reached.reason})"
+    return f"failed at {at} ({reached.ending})"
 
 
 def _said(workload: Workload, server: str | None, reached: Reached) -> list[Html | str]:
     named = f"{workload.title or workload.id}{f' · {server}' if server else ''}: "
     said = [named, tag("strong", _verified(reached)), ", ", _failed(reached), "."]
-    if reached.reason is not None:
+    if reached.ending is not None:
         beyond = (
             f", {', '.join(f'{int(c):,}' for c in reached.beyond)} of them not asked" if _numbers(reached) else ""
         )
@@ -75,7 +75,7 @@ def _rungs(workload: Workload, server: str, records: list[Record]) -> Html:
         bad = [r for r in mine if ladder.failed(r)]
         body.append(
             (
-                f"{int(case):,} tokens" if case.isdecimal() else case,
+                tag("span", f"{int(case):,} tokens" if case.isdecimal() else case, class_="whole"),
                 _sign(bad),
                 _counted(mine),
                 *(_mean([d(r) for r in mine if r not in bad]) for d in DEFINITIONS.values()),

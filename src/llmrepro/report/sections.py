@@ -1,9 +1,10 @@
 """The front of the report below its head: claims, values, charts, conditions. `appendix` has the rest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from llmrepro import intervals, terms
+from llmrepro.charts import acceptance, telemetry
 from llmrepro.claim import Claim
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, table, tag
@@ -23,6 +24,7 @@ WIDER = (
     "The interval of a verdict is not that of the mean under [Measured here](#values): it also counts how far "
     "starts lie apart, and is the wider for it."
 )
+OWN = (acceptance.NAME, telemetry.NAME)  # figures that stand in a part of their own and not among the charts
 
 
 class Section(NamedTuple):
@@ -34,8 +36,9 @@ class Section(NamedTuple):
     body: Html
 
 
-def sections(found: Findings, figures: Html) -> Iterator[Section]:
-    """The front parts in order; a part without content is left out."""
+def sections(found: Findings, drawn: Mapping[str, Html]) -> Iterator[Section]:
+    """The front parts in order, with the figures `drawn` by name; a part without content is left out."""
+    figures = join([figure for name, figure in drawn.items() if name not in OWN])
     if figures and found.published_only:  # nothing else is to be read first
         yield _charts(figures, "Every point is published, none was measured here.")
     if found.recipe.claims or found.recipe.comparisons:
@@ -86,7 +89,7 @@ def sections(found: Findings, figures: Html) -> Iterator[Section]:
     )
     if statistics:
         yield Section("statistics", averages.TITLE, averages.TEXT, statistics)
-    drafted = speculation.tables(found)
+    drafted = speculation.told(found, drawn)
     if drafted:
         yield Section("speculation", speculation.TITLE, speculation.TEXT, drafted)
     if found.boots:

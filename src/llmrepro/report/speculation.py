@@ -1,22 +1,54 @@
-"""Speculative decoding: each server that drafts beside one that does not, prompt by prompt."""
+"""Speculative decoding: what became of drafts, and each server that drafts beside one that does not."""
 
+from collections.abc import Mapping
+
+from llmrepro import speculation
+from llmrepro.charts import acceptance
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
 from llmrepro.notation import NOTHING, number, plural
 
-TITLE = "With and without speculation"
+TITLE = "Speculative decoding"
 TEXT = (
-    "The same prompts asked of a server that drafts and of one that does not. A step of the engine gives one "
-    "token of its own and the drafted ones that it accepts; checking a draft costs time too, so that fewer steps "
-    "are not always faster. Acceptance is the accepted share of the drafted tokens."
+    "A step of the engine gives one token of its own and the drafted ones that it accepts; checking a draft costs "
+    "time too, so that fewer steps are not always faster. Of a workload drafts are told by the engine's own "
+    "counters before and after it, warm-ups included; of a prompt by its answers. No time per token is told of "
+    "speculation."
 )
 HEAD = ["decode, tok/s", "drafts accepted", "tokens of a step with a draft", "tokens per step", "Same text"]
 
 
-def tables(found: Findings) -> Html | None:
-    """A table per pair of servers, with what the page says of its answers; None where no server drafted."""
+def told(found: Findings, figures: Mapping[str, Html]) -> Html | None:
+    """Drafts by the counters, with their figure among `figures` by name; then a table per pair of servers, with
+    what the page says of its answers. None where no server drafted."""
     titles = {w.id: w.title or w.id for w in found.recipe.workloads}
-    return join([_table(titles[t["workload"]], t) for t in found.result["speculation"]]) or None
+    pairs = [_table(titles[t["workload"]], t) for t in found.result["speculation"]]
+    return join([figures.get(acceptance.NAME), _accepted(found), *pairs]) or None
+
+
+def _accepted(found: Findings) -> Html | None:
+    groups = speculation.by_boot(found.boots)
+    if not groups:
+        return None
+    whole = {key: speculation.together(mine.values()) for key, mine in groups.items()}
+    longest = max(len(d.by_position) for d in whole.values())
+    head = ["Workload", "Server", "drafts", "drafted tokens", "accepted", "accepted share", "per draft"]
+    rows = [
+        (
+            workload,
+            server,
+            number(round(d.checks)),
+            number(d.drafted if d.drafted is None else round(d.drafted)),
+            number(round(d.accepted)),
+            f"{d.accepted / d.drafted:.1%}" if d.drafted else NOTHING,
+            number(d.accepted / d.checks),
+            *(f"{share:.0%}" for share in d.shares),
+            *([NOTHING] * (longest - len(d.shares))),
+        )
+        for (workload, server), d in whole.items()
+    ]
+    positions = [f"position {i}" for i in range(1, longest + 1)]
+    return table("Drafted tokens, and those accepted at each position", [*head, *positions], rows, words=(1,))
 
 
 def _table(title: str, told: dict) -> Html:

@@ -1,35 +1,25 @@
-"""What was seen beside the requests: the strip, a row per boot; and what became of drafted tokens."""
+"""What was seen beside the requests: the strip, and a row per boot."""
 
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
-from llmrepro import drafts, sample_rows, samples
-from llmrepro.charts import acceptance, telemetry
+from llmrepro import sample_rows, samples, xids
+from llmrepro.charts import telemetry
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, join, table, tag
 from llmrepro.notation import NOTHING, number
 from llmrepro.report.sections import Section
 from llmrepro.sample_rows import Beside
 
-OWN = (acceptance.NAME, telemetry.NAME)  # the figures that stand here and not among the charts
 TEXT = (
     "Looked at about once a second by a process of its own, from the start of each server to its end. CPUs and "
     "power are means over the samples taken while a request was in flight, memory and temperatures the highest of "
     "the boot. Xids are the errors that the GPU's driver reports."
 )
-ACCEPTED = (
-    "By the engine's own counters before and after each workload, warm-ups included. Speculation changes the "
-    "speed; no time per token is told of it."
-)
 
 
 def sections(found: Findings, figures: Mapping[str, Html]) -> Iterator[Section]:
-    """The parts that there is something for; `figures` by their names."""
-    told = drafts.of_boots(found.boots)
-    if told:
-        yield Section(
-            "acceptance", acceptance.TITLE, ACCEPTED, join([figures.get(acceptance.NAME), _accepted(found, told)])
-        )
+    """The part of it, where there is something to tell; `figures` by their names."""
     if found.samples or found.guarded:
         yield Section(
             "telemetry", "Beside the requests", TEXT, join([figures.get(telemetry.NAME), _boots(found.beside)])
@@ -99,26 +89,4 @@ def _xids(run: Beside, n: int) -> Html | str | None:
     )
 
 
-NAMES = {"nvml": "NVML", "kernel log": "the kernel's log"}
-
-
-def _accepted(found: Findings, told: list[drafts.Drafts]) -> Html:
-    whole = [drafts.together(mine) for mine in drafts.grouped(told).values()]
-    longest = max(len(d.by_position) for d in whole)
-    head = ["Workload", "Server", "drafts", "drafted tokens", "accepted", "accepted share", "per draft"]
-    rows = [
-        (
-            d.workload,
-            d.server,
-            number(round(d.drafts)),
-            number(d.drafted if d.drafted is None else round(d.drafted)),
-            number(round(d.accepted)),
-            f"{d.accepted / d.drafted:.1%}" if d.drafted else NOTHING,
-            number(d.accepted / d.drafts),
-            *(f"{share:.0%}" for share in d.shares),
-            *([NOTHING] * (longest - len(d.shares))),
-        )
-        for d in whole
-    ]
-    positions = [f"position {i}" for i in range(1, longest + 1)]
-    return table("Drafted tokens, and those accepted at each position", [*head, *positions], rows, words=(1,))
+NAMES = {xids.NVML: "NVML", xids.KERNEL_LOG: "the kernel's log"}
