@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 from test_supervisor import FAKE, alive, gone, kill, soon
 
+from llmrepro import earlier_boots
 from llmrepro.client import Question
 from llmrepro.server import Command, ServerFailure, boot, free_port
 
@@ -292,6 +294,34 @@ def test_a_sampler_lives_as_long_as_the_server(start, marker, tmp_path):
         log = tmp_path / "boots" / "1.sampler.log"
         assert soon(lambda: log.read_text() == "sampling\n")
     assert not alive(marker) and log.read_text() == "sampling\ntold\n"
+
+
+def test_a_boot_waits_for_the_server_of_a_run_that_was_killed_and_keeps_what_it_says_of_itself(start, tmp_path):
+    status = tmp_path / "status.json"
+    status.write_text(json.dumps({"outcome": "running", "stage": "measure"}))
+    before = f"marker-{uuid.uuid4().hex}"
+    holds = HOLDS.format(folder=str(tmp_path), fake=str(FAKE), marker=before).replace("grace_s=0.5", "grace_s=1.5")
+    killed = subprocess.Popen([sys.executable, "-c", holds])
+    try:
+        assert soon((tmp_path / "up").exists)
+        killed.kill()
+        killed.wait()
+        time.sleep(0.3)
+        assert alive(before), "it has its grace"
+        status.write_text(json.dumps({"outcome": "running", "stage": "prepare"}))
+        with start(number=2, status_file=status):
+            assert not alive(before)
+            assert json.loads(status.read_text()) == {"outcome": "running", "stage": "prepare"}
+    finally:
+        killed.kill()
+        kill(alive(before))
+
+
+def test_a_boot_does_not_wait_for_ever_for_an_earlier_server(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(earlier_boots, "PATIENCE_S", 0.2)
+    with start():
+        error = failure(start(number=2))
+    assert error.reason == "supervisor" and "an earlier boot has still not ended" in str(error)
 
 
 # ---- inside a notebook's kernel --------------------------------------------------------------------------

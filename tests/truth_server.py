@@ -106,7 +106,7 @@ class _Connection(socketserver.BaseRequestHandler):
                 self.request.sendall(opening + piece)
                 opening = b""
                 time.sleep(0.001)
-            log += [[time.perf_counter_ns(), e.tokens, e.spoke, e.finish] for e in group]
+            self.note(log, group)
             self.request.sendall(opening + pieces[-1])
             opening = b""
         if len(events) in stops:
@@ -114,6 +114,10 @@ class _Connection(socketserver.BaseRequestHandler):
         if script.framing == "chunked":
             self.request.sendall(b"0\r\n\r\n")
         return script.framing == "chunked" or (script.framing == "length" and script.close_after is None)
+
+    def note(self, log: list, group: list[Sent]) -> None:
+        """Called right before a group is sent."""
+        log += [[time.perf_counter_ns(), e.tokens, e.spoke, e.finish] for e in group]
 
     def reset(self) -> bool:
         time.sleep(0.02)  # what was sent arrives first

@@ -24,8 +24,8 @@ class Uncounted(MeasureFailure):
 
 
 class Asker:
-    """Asks one live server. `opener` is the job that this boot was made for, `killer` the one it died in,
-    `over` whether no more is asked of it."""
+    """Asks one live server. `opener` is the job that this boot was made for, `killer` the one it died in or, with
+    `warming`, in the warm-up before it; `over` whether no more is asked of it."""
 
     def __init__(
         self, bench: Bench, boot: server.Boot | running_server.Running, one: Server, told: dict, opener: Job | None
@@ -33,7 +33,7 @@ class Asker:
         self.bench, self.boot, self.one, self.told, self.opener = bench, boot, one, told, opener
         self.guard = guard.Listener(boot.guard_file)
         self.killer: Job | None = None
-        self.over = False
+        self.warming = self.over = False
         self.asked: set[tuple[str, int, str]] = set()  # (workload, round, step) that this boot was asked
         self.heads: dict[str, str] = {}  # by salt
         self.lengths: dict[str, Lengths] = {}  # by workload
@@ -55,7 +55,9 @@ class Asker:
             else:
                 if before is None:
                     before = self._counters()
-                    self._warm_up(workload)
+                    if not self._warm_up(workload):
+                        self.killer, self.warming, self.over = job, True, True
+                        break
                 ask = self._ask_together if workload.kind == "concurrency" else self._ask_steps
                 if not ask(workload, job, steps):
                     end = workload.cases.index(job.case)
@@ -64,14 +66,24 @@ class Asker:
             after = {} if self.killer else self._counters()
             self.told.setdefault("counters", {})[workload.id] = {"before": before, "after": after}
 
-    def _warm_up(self, workload: Workload) -> None:
+    def _warm_up(self, workload: Workload) -> bool:
+        """Whether the server lived through it: no job is to blame where it did not."""
         asked = benches.warmup(self.bench, workload, self.one.id, self.boot.number)
         record = benches.ask_one(self.boot, asked)
+        died = None if record.status in ANSWERED else self._died()
+        if died is not None:
+            record = record.model_copy(update={"status": self._cause(), "error": died})
         self.bench.run.append(record)
-        if workload.kind == "ladder":
+        if died is None and workload.kind == "ladder":
             self.lengths[workload.id] = Lengths(self._count if hasattr(self.bench.engine, "tokenize") else None)
             text = self.bench.texts[prompts.key(workload, workload.warmup)]
-            self.lengths[workload.id].learn(text, record.prompt_tokens)
+            try:
+                self.lengths[workload.id].learn(text, record.prompt_tokens)
+            except Uncounted:
+                died = self._died()
+                if died is None:
+                    raise
+        return died is None
 
     def _counters(self) -> dict:
         """What the engine counts of its prompt cache and of its drafts; {} where it does not."""

@@ -126,6 +126,7 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             if pid is not None:
                 run.write_text(f"boots/{number}.pid", str(pid))
         told.update(startup=running.startup, started_at_ns=running.started_ns)
+        told.update(_observed(engine, running))  # already now: it may be killed, and so may this process
         run.write_json(f"boots/{number}.json", told)
         try:
             yield running
@@ -133,9 +134,12 @@ def boot(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[server.Boo
             alive = running.ended() is None
             told.update(machine=watch.reading(pid if alive else None))
             if alive:
-                log = running.log.read_text(errors="replace")
-                told.update(engine.observe(lambda path: call(running, path), log))
+                told.update(_observed(engine, running))
             run.write_json(f"boots/{number}.json", told)
+
+
+def _observed(engine: engines.Engine, running: server.Boot) -> dict:
+    return engine.observe(lambda path: call(running, path), running.log.read_text(errors="replace"))
 
 
 def _adapted(bench: Bench, one: Server) -> list[str]:
@@ -169,6 +173,7 @@ def attached(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[runnin
     running_server.check(url, ask_one(running, sign_of_life(bench, one.id, number), timeout_s=120))
     watch = Stopwatch()
     told.update(started_at_ns=running.started_ns)
+    told.update(bench.engine.observe(lambda path: call(running, path), ""))  # its log is not had
     run.write_json(f"boots/{number}.json", told)
     beside = guard.beside(run.path, number, bench.recipe) if told["here"] else nullcontext()
     with beside as running.guard_file:
@@ -177,7 +182,7 @@ def attached(bench: Bench, one: Server, told: dict[str, Any]) -> Iterator[runnin
         finally:
             if told["here"]:
                 told.update(machine=watch.reading(None))
-            told.update(bench.engine.observe(lambda path: call(running, path), ""))  # its log is not had
+            told.update(bench.engine.observe(lambda path: call(running, path), ""))
             run.write_json(f"boots/{number}.json", told)
 
 

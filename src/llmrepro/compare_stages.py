@@ -172,7 +172,8 @@ def report(compared: StudyRun) -> None:
 
 
 def finish(compared: StudyRun) -> None:
-    """The status of the study's run and its arms' once the stages are over."""
+    """The status of the study's run and its arms' once the stages are over; see `stages.finish`."""
+    (compared.path / "report.html").unlink(missing_ok=True)
     if compared.parameters.runs:
         compared.set_status("completed", "report")
         return

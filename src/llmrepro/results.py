@@ -49,7 +49,7 @@ def compute(path: Path) -> dict:
     recipe = load_recipe(path)
     started = boots(path)
     written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
-    records = _by_replicate(written, started)
+    records = _by_replicate(written, started, recipe)
     seen_beside = sample_rows.beside(
         recipe, started, written, samples.read(path), guard_log.of_boots(path, started)
     )
@@ -100,10 +100,10 @@ def compute(path: Path) -> dict:
 
 def measured(path: Path) -> Measured:
     """What a run measured, as comparisons take it."""
-    started = boots(path)
+    recipe, started = load_recipe(path), boots(path)
     written = [Record.model_validate(r) for r in read_lines(path / "records.jsonl")]
-    records = _by_replicate(written, started)
-    return Measured(load_recipe(path), started, _counting(records), absent=_changed(records, started))
+    records = _by_replicate(written, started, recipe)
+    return Measured(recipe, started, _counting(records), absent=_changed(records, started))
 
 
 def _changed(records: list[Record], started: dict[int, dict]) -> str | None:
@@ -195,14 +195,29 @@ def _counting(records: list[Record]) -> list[Record]:
     return [r for r in records if not r.warmup and r.status in ANSWERED]
 
 
-def _by_replicate(records: list[Record], started: dict[int, dict]) -> list[Record]:
+def _by_replicate(records: list[Record], started: dict[int, dict], recipe: Recipe) -> list[Record]:
     """The records with, as their boot, the first boot of their replicate: a boot that went on where a dead or
-    interrupted one stopped continues its rounds, and is no replication of its own."""
+    interrupted one stopped continues its rounds, and is no replication of its own. Left out are answers that a
+    later boot was asked for again, which happens to streams: they are one measurement, or none."""
     first: dict[tuple, int] = {}
     for n, boot in started.items():
         first.setdefault((boot["server"], boot["replicate"]), n)
     own = {n: first[boot["server"], boot["replicate"]] for n, boot in started.items()}
-    return [r.model_copy(update={"boot": own.get(r.boot, r.boot)}) for r in records]
+    together = {w.id for w in recipe.workloads if w.kind == "concurrency"}
+    last: dict[tuple, int] = {}
+    for r in records:
+        last[_asked(r, own)] = max(r.boot, last.get(_asked(r, own), 0))
+    kept = [
+        r
+        for r in records
+        if r.workload not in together or r.status not in ANSWERED or r.boot == last[_asked(r, own)]
+    ]
+    return [r.model_copy(update={"boot": own.get(r.boot, r.boot)}) for r in kept]
+
+
+def _asked(record: Record, own: dict[int, int]) -> tuple:
+    """What is asked once in a replicate."""
+    return own.get(record.boot), record.workload, record.case, record.repeat, record.warmup
 
 
 def _settings(recipe: Recipe, started: dict[int, dict]) -> list[conditions.Condition]:

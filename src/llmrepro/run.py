@@ -119,7 +119,8 @@ def _resumed(params: Parameters) -> Run:
         was = Parameters.model_validate(read_json(path / "parameters.json"))
     except ValidationError:
         raise RunError(f"{path}/parameters.json is not of this version of the kit; start a new run") from None
-    asked = params.model_dump(exclude_defaults=True, exclude={"resume"})
+    given = params.model_copy(update=_from_anywhere(params, catalog.path_of(params.recipe).parent))
+    asked = given.model_dump(exclude_defaults=True, exclude={"resume"})
     differs = [n for n, v in asked.items() if getattr(was, n) != v and n not in {"trust", "runs_dir"}]
     if differs:
         raise RunError(

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmrepro import guard, guard_log, supervisor
+from llmrepro import earlier_boots, guard, guard_log, supervisor
 from llmrepro.boot import KEY, Boot, ServerFailure, exit_file, log_tail
 from llmrepro.client import Question
 from llmrepro.readiness import until_ready
@@ -66,6 +66,10 @@ def boot(
     `sampler` is a command that runs beside it and may stop it, see telemetry.
     Raises ServerFailure; a port that was taken meanwhile is tried again once, on another.
     """
+    on_wait = on_wait or (lambda _s, _what: None)
+    left = earlier_boots.wait(folder.resolve() / "boots", on_wait)
+    if left is not None:
+        raise _still_ending(left)
     with ExitStack() as tree:
         for last_try in (False, True):
             api_key = f"k{secrets.token_urlsafe(24)}"  # one in 64 begins with -, and would be an option
@@ -76,7 +80,7 @@ def boot(
                 )
             )
             try:
-                until_ready(running, ready, timeout_s, health_path, on_wait or (lambda _s, _what: None))
+                until_ready(running, ready, timeout_s, health_path, on_wait)
                 break
             except ServerFailure as failure:
                 if failure.reason != "port_taken" or last_try:
@@ -84,6 +88,17 @@ def boot(
             tree.close()
             running.log.replace(running.log.with_name(f"{number}.port-taken.log"))
         yield running
+
+
+def _still_ending(spec: Path) -> ServerFailure:
+    notes = spec.with_name(spec.name.replace(".spec.json", ".supervisor.log"))
+    return ServerFailure(
+        "supervisor",
+        f"After {earlier_boots.PATIENCE_S:g} s the server of an earlier boot has still not ended.",
+        "look with ps what of it runs, and end that",
+        notes,
+        log_tail(notes),
+    )
 
 
 @contextmanager

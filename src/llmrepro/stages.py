@@ -216,7 +216,9 @@ def report(run: Run) -> None:
 
 
 def finish(run: Run) -> None:
-    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked."""
+    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked. A page of
+    an earlier sitting, which tells of another end, is taken away."""
+    (run.path / "report.html").unlink(missing_ok=True)
     missing = lacks(run)
     left = [] if missing else jobs.missing(run)
     if missing:

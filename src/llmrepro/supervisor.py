@@ -8,6 +8,8 @@ and again after), `exit_file`,
 `status_file` (a path or null) and `secret` (null, or the text in argv and env that stands for a secret: then
 the first line on stdin is the secret, so that no file ever holds it).
 
+Both levels hold a lock on SPEC.json as long as anything of the server may be left.
+
 stdin: `stop` on a line stops in order; the end of the pipe without it, or the end of `parent_pid`, means that
 whoever measured has died. stdout: one JSON line, `{pid, started_ns}` or `{failed, errno}`; started_ns is
 `time.perf_counter_ns()`, which all processes of a Linux machine share.
@@ -24,6 +26,7 @@ reason. However else the sampler ends, measuring goes on.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -48,6 +51,9 @@ def main(spec_path: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it says `stop`
     with open(spec_path, encoding="utf-8") as file:
         spec = json.load(file)
+    held = os.open(spec_path, os.O_RDONLY)  # by both levels, and inherited by nothing that they start
+    with contextlib.suppress(OSError):  # a disk without locks: then nobody waits for this one
+        fcntl.flock(held, fcntl.LOCK_EX)
     try:
         parent = os.pidfd_open(spec["parent_pid"])
     except ProcessLookupError:
@@ -125,6 +131,7 @@ class Worker:
             say({"pid": self.server, "started_ns": started_ns})
             self._wait(wake)
         self.ending = True
+        status = content(self.spec["status_file"])
         heard = len(self.signals)
         clean_up(self.spec)
         end_first(self.reap, self.server, self.spec["grace_s"], lambda: len(self.signals) > heard)
@@ -133,7 +140,8 @@ class Worker:
         if left:
             log(f"could not be ended (uninterruptible): {left}")
         hide(self.spec["server"]["log"], self.secret)
-        if self._parent_died():
+        # With another status somebody has gone on with the run while this server was being ended.
+        if self._parent_died() and content(self.spec["status_file"]) == status:
             interrupt(self.spec["status_file"], self.spec["parent_pid"])
         return 0
 
@@ -359,6 +367,15 @@ def write_exit(spec: dict, status: int | None, reason: str) -> None:
     number = -code if code is not None and code < 0 else None
     told = {"code": code if number is None else None, "signal": number, "at": now(), "reason": reason}
     write_json(spec["exit_file"], told)
+
+
+def content(path: str | None) -> bytes:
+    """What a file holds; nothing where it cannot be read."""
+    try:
+        with open(path or os.devnull, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def interrupt(status_file: str | None, parent_pid: int) -> None:

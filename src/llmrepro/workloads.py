@@ -73,15 +73,16 @@ def _boot(bench: Bench, jobs: list[Job], deaths: Counter) -> None:
             mine = [j for j in jobs if j.workload == name]
             asker.ask_all(workload_of(bench.recipe, mine[0]), mine)
     killer = asker.killer
+    during = killer and f"{killer.workload} {'(its warm-up)' if asker.warming else killer.case}"
     if killer and bench.running and missing(bench.run):
         raise MeasureFailure(
-            f"the server at {running.url} died or stopped answering during {killer.workload} {killer.case}; it "
-            "is not llmrepro's to start again. The records until then are kept: start it, then go on"
+            f"the server at {running.url} died or stopped answering during {during}; it is not llmrepro's to "
+            "start again. The records until then are kept: start it, then go on"
         )
-    if killer and not workload_of(bench.recipe, killer).rises:  # a ladder ends where its engine does
+    if killer and (asker.warming or not workload_of(bench.recipe, killer).rises):  # a ladder ends where it does
         deaths[boot(killer)] += 1
     if (times := deaths[boot(jobs[0])]) > DEATHS:
         raise MeasureFailure(
-            f"the server {one.id!r} died {times} time{'s' * (times > 1)}, last during {killer.workload} "
-            f"{killer.case}; the records until then are kept; its logs are in {bench.run.path}/boots/"
+            f"the server {one.id!r} died {times} time{'s' * (times > 1)}, last during {during}; "
+            f"the records until then are kept; its logs are in {bench.run.path}/boots/"
         )
