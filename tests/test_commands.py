@@ -32,7 +32,7 @@ def shell(text: str) -> str:
 @pytest.mark.parametrize("name", catalog.ids())
 def test_every_recipes_commands_can_be_copied_and_name_all_that_is_pinned(name, tmp_path):
     recipe = catalog.load(name)
-    steps = of(name)
+    steps = of(name, profile="full")  # which asks every server there is
     text = "\n".join(commands.lines(steps))
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False).stderr == ""
     install, model = recipe.engine.install, recipe.model
@@ -117,8 +117,20 @@ def test_pages_tell_no_home_folder(monkeypatch, tmp_path):
 
 
 def test_only_the_servers_that_are_asked_for_are_started():
-    steps = of("smollm2-135m/llama-cpp--cpu", servers=["mmap"])
-    assert [step.why for step in steps if step.stage == "server"] == ["mmap, started 1 time"]
+    told = {}
+    for name, given in (
+        ("quick", {}),
+        ("full", {"profile": "full"}),
+        ("one", {"profile": "full", "servers": ["mmap"]}),
+    ):
+        told[name] = [step.why for step in of(catalog.DEFAULT, **given) if step.stage == "server"]
+    assert told["quick"] == ["default, started 1 time, asked chat, prefill"]
+    assert told["one"] == ["mmap, started 15 times, asked restart"]
+    # its ladders wait until every other server is done, and so take a boot of their own
+    assert told["full"][0] == (
+        "default, started 2 times, asked chat, prefill, speculation, prefix; last of all, as it may kill the "
+        "engine, ladder, ladder-chat"
+    )
 
 
 def test_own_weights_are_not_fetched_and_a_running_server_needs_nothing(tmp_path):

@@ -249,3 +249,18 @@ def test_the_launcher_refuses_what_it_lacks(launcher, args, said):
 def test_the_launchers_help_lists_its_flags(launcher):
     shown = launcher("--help")
     assert {"--ctx-size", "--load-mode", "--no-ui"} <= set(re.findall(r"--[a-z][a-z0-9-]*", shown.stdout))
+
+
+def test_several_slots_share_the_cache_and_the_context_evenly():
+    """As build 2026.10.11549 logs and tells it for --ctx-size 8192 --parallel 4."""
+    log = (
+        "llama_kv_cache: size =  180.00 MiB (  2048 cells,  30 layers,  4/4 seqs), K (f16):   90.00 MiB, "
+        "V (f16):   90.00 MiB\n"
+    )
+    told = llama_cpp.observe(lambda path: None, log)
+    assert told["metrics"]["kv_bytes_per_token"] == 23040
+    args = ["--ctx-size", "8192", "--parallel", "4"]
+    same = llama_cpp.settings(args, {"context_tokens": 2048, "slots": 4})
+    assert ("context_tokens", 8192, 8192) in same
+    other = llama_cpp.settings(args, {"context_tokens": 1024, "slots": 4})
+    assert ("context_tokens", 8192, 1024) in other

@@ -130,3 +130,9 @@ def test_both_arms_of_a_study_are_asked_the_users_prompts_and_the_workloads_name
     with pytest.raises(RunError, match="has no workload 'laddr'; did you mean 'ladder'?"):
         comparison.create(StudyParameters(runs_dir=str(tmp_path / "runs"), workloads=["laddr"]))
     assert run_folder.read_json(run.path / "parameters.json")["workloads"] == ["ladder"]
+
+
+def test_a_text_for_no_ladder_that_is_asked_is_refused(made):
+    with pytest.raises(RunError, match="no ladder of smollm2-135m/llama-cpp--cpu is asked.*take the profile full"):
+        made("The mill stood at the river.", "mine.txt")
+    made("The mill stood at the river.", "mine.txt", profile="full")

@@ -61,9 +61,19 @@ class Boot:
             return "the server and its supervisor were killed" if gone else None
         if found["signal"] is not None:
             name = signal.Signals(found["signal"]).name
-            oom = ", as the system does when memory runs out" if found["signal"] == signal.SIGKILL else ""
-            return f"the server was killed by {name}{oom} ({found['reason']})"
+            return f"the server was killed by {name}{self._whence(found['signal'])} ({found['reason']})"
         return f"the server ended with code {found['code']} ({found['reason']})"
+
+    def _whence(self, number: int) -> str:
+        """Of a SIGKILL whether it was the system, short of memory: its count of such kills tells."""
+        now = memory_use.kills()
+        if number != signal.SIGKILL:
+            return ""
+        if None in (now, self.oom_kills):
+            return ", as the system does when memory runs out"
+        if now > self.oom_kills:
+            return ", and meanwhile the system killed a process for want of memory"
+        return ", and not by the system for want of memory"
 
     def tail(self, lines: int = TAIL_LINES) -> list[str]:
         """The log's last lines, without the key."""

@@ -106,10 +106,13 @@ def rates(found: Findings) -> list[Rate]:
         return []
     by_side = {roof.here: roof for roof in roofs(found)}
     shape, _ = shape_of(found)
+    together = {w.id for w in found.recipe.workloads if w.kind == "concurrency"}
     told = []
     for server in servers_of(found):
         cache, layout = layout_of(found, server, shape)
         for row in found.rows("decode_tps", server=server.id, statistic="mean"):
+            if row["workload"] in together:  # one reading of the weights serves several streams
+                continue
             tokens = _context(found, row)
             told.append(
                 (True, server.id, row["case"], row["value"], tokens, cache, layout.get("speculative", False))

@@ -215,6 +215,8 @@ def _end(path: Path, code: int) -> int:
         judged = [*result.get("verdicts", []), *result["comparisons"]]
         for flag in result["flags"]:
             click.echo(f"  {'mind':<16} {flag}")
+        for held in result.get("held", []):
+            click.echo(f"  {'holds':<16} {held}")
         if status["outcome"] == "lacking" and all(v["word"] == "not_evaluated" for v in judged):
             click.echo(f"  {len(judged)} claims, in the report as published: nothing was measured here")
             verdicts, left_out = [], 0

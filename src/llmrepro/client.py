@@ -276,18 +276,19 @@ def _record(
         untold = [event._replace(tokens=None) for event in counts.events]
         counts = counts._replace(output_tokens=None, source=None, events=untold)
     if status == "ok" and counts.output_tokens is not None and isinstance(asked, int):
-        if body.get("ignore_eos") and counts.output_tokens < asked:
+        if said.finish_reason == "length" and counts.output_tokens < asked:
+            # vLLM and llama.cpp both take max_tokens down without a word where prompt and answer fill the context.
+            status = "early_stop"
+            whole = counts.prompt_tokens and f", {counts.prompt_tokens + counts.output_tokens} with the prompt"
+            error = (
+                f"the server ended for length after {counts.output_tokens} tokens of {asked}{whole or ''}: its "
+                "context is full; ask for less, or serve with a longer context"
+            )
+        elif body.get("ignore_eos") and counts.output_tokens < asked:
             status = "early_stop"
             error = (
                 f"the server ended after {counts.output_tokens} tokens, ignore_eos asked for {asked}; "
                 "check that it honours ignore_eos, and its context limit"
-            )
-        elif said.finish_reason == "length" and counts.output_tokens < asked:
-            # vLLM and llama.cpp both take max_tokens down without a word where prompt and answer fill the context.
-            status = "early_stop"
-            error = (
-                f"the server ended for length after {counts.output_tokens} tokens of {asked}: its context is "
-                "full; ask for less, or serve with a longer context"
             )
     text = storable("".join(said.text))
     t_done_s = None if transfer.t_end_ns is None else (transfer.t_end_ns - transfer.t_send_ns) / 1e9

@@ -21,6 +21,7 @@ from llmrepro import (
     git_files,
     hub,
     installation,
+    jobs,
     machine,
 )
 from llmrepro.environment import EnvironmentFailure
@@ -278,10 +279,18 @@ def _servers(
     recipe: Recipe, params: Parameters, place: Path, made: environment.Environment | None
 ) -> Iterator[Step]:
     engine = engines.load(recipe.engine.name)
+    starts = jobs.boots_by_server(recipe, jobs.plan(recipe, params))
     for server in recipe.servers:
         if params.servers is not None and server.id not in params.servers:
             continue
-        why = f"{server.id}, started {server.boots} time{'s' * (server.boots > 1)}"
+        if server.id not in starts:
+            continue
+        times = starts[server.id]
+        mine = [w for w in recipe.workloads if server.id in w.on and params.chooses(w)]
+        names = [w.id for w in mine if not w.rises]
+        last = [w.id for w in mine if w.rises]
+        why = f"{server.id}, started {times} time{'s' * (times > 1)}, asked {', '.join(names) or 'nothing before'}"
+        why += f"; last of all, as it may kill the engine, {', '.join(last)}" if last else ""
         try:
             launch = engine.launch(
                 place,

@@ -6,13 +6,16 @@ from statistics import fmean
 from llmrepro import cache_use, intervals, metrics
 from llmrepro.client import Record
 from llmrepro.metrics import ANSWERED
+from llmrepro.recipe import Recipe
 
 BUSY_CPUS, BUSY_STEAL = 0.2, 0.05  # kept busy by others during a boot; share of all CPU time taken
 DIFFERS = 0.03  # client against server beyond this is flagged
 
 
-def of(records: list[Record], rows: list[dict], suites: set[str]) -> list[str]:
-    """What a reader must know before believing a number; `suites` are the workloads whose rounds have a value."""
+def of(records: list[Record], rows: list[dict], recipe: Recipe) -> list[str]:
+    """What a reader must know before believing a number."""
+    ladders = {w.id for w in recipe.workloads if w.rises}
+    suites = {w.id for w in recipe.workloads if w.kind == "chat"}
     found = []
     skipped = {(r.workload, r.case, r.server): r.error for r in records if r.status == "skipped"}
     found += [
@@ -20,7 +23,7 @@ def of(records: list[Record], rows: list[dict], suites: set[str]) -> list[str]:
         for (workload, case, server), why in skipped.items()
     ]
     records = [r for r in records if r.status != "skipped"]
-    failed = [r for r in records if r.status not in ANSWERED]
+    failed = [r for r in records if r.status not in ANSWERED or (r.workload in ladders and r.status != "ok")]
     if failed:
         kinds = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in Counter(r.status for r in failed).items())
         found.append(f"{len(failed)} of {len(records)} requests failed ({kinds}); no mean includes them")

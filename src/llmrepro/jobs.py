@@ -47,8 +47,7 @@ def _boots(recipe: Recipe, params: Parameters) -> Iterator[tuple[str, int]]:
 
 def _asked(recipe: Recipe, params: Parameters, server: str, replicate: int, *, rises: bool) -> Iterator[Job]:
     for w in recipe.workloads:
-        chosen = params.profile in w.profiles if params.workloads is None else w.id in params.workloads
-        if server in w.on and chosen and w.rises == rises:
+        if server in w.on and params.chooses(w) and w.rises == rises:
             yield from (Job(server, replicate, w.id, case, repeat) for case, repeat in _order(w))
 
 
@@ -75,11 +74,16 @@ def estimate_s(recipe: Recipe, jobs: list[Job]) -> float:
 
 
 def starts(recipe: Recipe, jobs: list[Job]) -> int:
-    """How many boots the jobs take: one for each stretch of the same server and replicate, and one more for each
-    case that wants its own."""
+    """How many boots the jobs take."""
+    return sum(boots_by_server(recipe, jobs).values())
+
+
+def boots_by_server(recipe: Recipe, jobs: list[Job]) -> Counter[str]:
+    """How many boots the jobs take of each server: one for each stretch of the same server and replicate, and one
+    more for each case that wants its own."""
     fresh = [j for j in jobs if step(recipe, j).fresh]
     first = [j for n, j in enumerate(jobs) if n == 0 or boot(j) != boot(jobs[n - 1])]
-    return len(fresh) + sum(j not in fresh for j in first)
+    return Counter(j.server for j in [*fresh, *(j for j in first if j not in fresh)])
 
 
 def boot(job: Job) -> tuple[str, int]:

@@ -1,10 +1,12 @@
 """How far a ladder held: the longest prompt that was answered whole, the shortest that failed and why."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmrepro import rows
 from llmrepro.client import Record
 from llmrepro.jobs import failed as _failed
+from llmrepro.recipe import Recipe
 from llmrepro.workload import Workload
 
 
@@ -54,6 +56,35 @@ def of(workload: Workload, records: list[Record]) -> Reached:
         first and reason(first),
         [case for case in workload.cases[place + 1 :] if not rungs[case]],
     )
+
+
+def climbed(recipe: Recipe, records: list[Record]) -> Iterator[tuple[Workload, str, list[Record], Reached]]:
+    """Every ladder that a server was asked: the workload, the server, its requests, how far they came."""
+    for workload in recipe.workloads:
+        for server in workload.on if workload.rises else []:
+            mine = [r for r in records if (r.workload, r.server) == (workload.id, server)]
+            if any(r.status != "skipped" for r in mine):
+                yield workload, server, mine, of(workload, mine)
+
+
+def sentences(recipe: Recipe, records: list[Record]) -> list[str]:
+    """How far each ladder held, a sentence each; `records` without warm-ups."""
+    return [
+        f"{workload.title or workload.id} ({server}): {verified(reached)}, {fell(reached)}"
+        for workload, server, _, reached in climbed(recipe, records)
+    ]
+
+
+def verified(reached: Reached) -> str:
+    return "nothing verified" if reached.verified is None else f"verified up to {reached.verified:,} tokens"
+
+
+def fell(reached: Reached) -> str:
+    """Where it failed, and in a few words how."""
+    if reached.ending is None:
+        return "nothing failed, so that the boundary lies beyond"
+    at = "a length that nobody counted" if reached.fails is None else f"{reached.fails:,}"
+    return f"failed at {at} ({reached.ending})"
 
 
 def reached(workload: Workload, records: list[Record], /, **where) -> list[dict]:

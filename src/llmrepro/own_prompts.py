@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError
-from llmrepro.workload import Prompt
+from llmrepro.workload import Prompt, Workload
 
 WORKLOAD = "own-prompts"
 MOST_BYTES = 64 << 20
@@ -75,6 +76,12 @@ def _prompt(name: str, text: str) -> Prompt:
 def suite(path: str) -> list[str]:
     """The workload that asks a prompts file; none where ladders are cut from it."""
     return [WORKLOAD] if Path(path).suffix == ".jsonl" else []
+
+
+def asked(recipe: Recipe, path: str, chooses: Callable[[Workload], bool]) -> bool:
+    """Whether anything of a prompts file is asked, of the workloads that `chooses` picks; a suite may be left out
+    on purpose, by its name."""
+    return bool(suite(path)) or any(w.kind == "ladder" and chooses(w) for w in recipe.workloads)
 
 
 def applied(recipe: Recipe, path: str) -> Recipe:

@@ -9,6 +9,7 @@ from llmrepro import catalog, own_prompts, running_server, terms
 from llmrepro import recipe as recipes
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError
+from llmrepro.workload import Workload
 
 
 class Parameters(BaseModel):
@@ -31,6 +32,10 @@ class Parameters(BaseModel):
     server_url: str | None = Field(None, description="a server that already runs: nothing is installed")
     trust: bool = Field(False, description="install what a recipe from elsewhere names")
     overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
+
+    def chooses(self, workload: Workload) -> bool:
+        """Whether a workload is asked, by its name or by its profile."""
+        return self.profile in workload.profiles if self.workloads is None else workload.id in self.workloads
 
 
 AnyParameters = TypeVar("AnyParameters", bound=BaseModel)
@@ -98,6 +103,11 @@ def resolved(recipe: Recipe, params: Parameters) -> Recipe:
         for name in wanted or []:
             if name not in known:
                 raise RunError(f"{recipe.id} has no {kind} {name!r}; {terms.nearest(name, known)}")
+    if params.prompts_file is not None and not own_prompts.asked(changed, params.prompts_file, params.chooses):
+        raise RunError(
+            f"prompts_file: no ladder of {recipe.id} is asked, and that is what the text would be cut for; name "
+            "one in workloads, or take the profile full"
+        )
     if params.server_url is not None:  # it is there once, whatever number of starts the recipe asks for
         changed = changed.model_copy(
             update={"servers": [s.model_copy(update={"boots": 1}) for s in changed.servers]}

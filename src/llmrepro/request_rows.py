@@ -43,7 +43,8 @@ def of_workload(
             counted = [metrics.DEFINITIONS[metric](r) for r in mine]
             found.append(rows.constant(metric, counted, case=case, boots=len({r.boot for r in mine}), **where))
         found += _outcome(workload, [r for r in records if r.case == case], boots, case=case, **where)
-    for metric in (*suites, *(_claimed(claimed, suites) if workload.kind not in CASES else ())):
+    whole = workload.kind in ("chat", "prefill")  # else its cases are no suite
+    for metric in (*suites, *(_claimed(claimed, suites) if whole else ())):
         found += _suite(workload, metric, good, **where)
     if workload.kind == "prefill":
         found += _slope(good, **where)

@@ -12,6 +12,7 @@ from llmrepro import (
     facts,
     flags,
     guard_log,
+    ladder,
     request_rows,
     rows,
     running_server,
@@ -67,7 +68,7 @@ def compute(path: Path) -> dict:
         "recipe": recipe.id,
         "metrics": told,
         "requests": {w.id: dict(Counter(r.status for r in asked if r.workload == w.id)) for w in recipe.workloads},
-        "flags": flags.of(asked, told, {w.id for w in recipe.workloads if w.kind == "chat"})
+        "flags": flags.of(asked, told, recipe)
         + cache_use.flags(started, written)
         + speculation.flags(started, written)
         + running_server.flags(started)
@@ -75,6 +76,7 @@ def compute(path: Path) -> dict:
         + [f"{rate.what} ({rate.server}): {rate.sentence}" for rate in above]
         + flags.disturbances(started, machine.get("cpu", {}).get("usable_cpus"))
         + sample_flags.of(seen_beside),
+        "held": ladder.sentences(recipe, asked),
         "conditions": [c._asdict() for c in found],
         "verdicts": [
             verdict.judge(c, told, conditions.of_claim(c, found, seen.shared, seen.servers), around).model_dump()
@@ -126,11 +128,18 @@ def _rows(path: Path, recipe: Recipe, started: dict[int, dict], records: list[Re
     for workload in recipe.workloads:
         for server in workload.on:
             mine = [r for r in records if not r.warmup and (r.workload, r.server) == (workload.id, server)]
-            found += request_rows.of_workload(workload, server, mine, claimed, planned[server])
+            wanted = _claimed_of(recipe, workload.id)
+            found += request_rows.of_workload(workload, server, mine, wanted, planned[server])
             if workload.kind == "prefix" and mine:
                 found += rows.hit_rate(workload, server, started)
         found += speculation.rows(workload, _counting(records), started)
     return found
+
+
+def _claimed_of(recipe: Recipe, workload: str) -> set[str]:
+    """The metrics that are claimed of a workload, or of no workload in particular."""
+    single = {c.metric for c in recipe.claims if c.workload in (None, workload)}
+    return single | {c.metric for c in recipe.comparisons if workload in (c.a.workload, c.b.workload)}
 
 
 def _around(

@@ -193,6 +193,7 @@ def verdicts(result: dict, nothing: bool = False) -> list[tuple[str, str]]:
         return [(plural(len(judged), "claim"), "as published: the report shows them. Nothing was measured here.")]
     return [
         *(("mind", flag) for flag in result["flags"]),
+        *(("holds", held) for held in result.get("held", [])),
         *((v["claim"], f"{v['word'].replace('_', ' ')}: {v['reason']}") for v in judged),
     ]
 

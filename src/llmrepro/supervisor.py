@@ -361,6 +361,14 @@ def _send(number: int, pids: list[int]) -> None:
             os.kill(pid, number)
 
 
+def write_exit(spec: dict, status: int | None, reason: str) -> None:
+    """Write down how the server ended, or that nobody knows."""
+    code = None if status is None else os.waitstatus_to_exitcode(status)
+    number = -code if code is not None and code < 0 else None
+    told = {"code": code if number is None else None, "signal": number, "at": now(), "reason": reason}
+    write_json(spec["exit_file"], told)
+
+
 def content(path: str | None) -> bytes:
     """What a file holds; nothing where it cannot be read."""
     try:
@@ -368,14 +376,6 @@ def content(path: str | None) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def write_exit(spec: dict, status: int | None, reason: str) -> None:
-    """Write down how the server ended, or that nobody knows."""
-    code = None if status is None else os.waitstatus_to_exitcode(status)
-    number = -code if code is not None and code < 0 else None
-    told = {"code": code if number is None else None, "signal": number, "at": now(), "reason": reason}
-    write_json(spec["exit_file"], told)
 
 
 def interrupt(status_file: str | None, parent_pid: int) -> None:

@@ -257,13 +257,18 @@ _SETTINGS = {
 
 
 def settings(args: list[str], effective: dict) -> list[tuple]:
-    """(name, asked, found) of the settings in whole numbers that the server tells, and of how it drafts."""
+    """(name, asked, found) of the settings in whole numbers that the server tells, and of how it drafts. It tells
+    the context of one slot, and is asked for that of all of them, which share it evenly unless told otherwise."""
     given = {a: b for a, b in pairwise(args) if a.startswith("-") and b.isdecimal()}
+    here = dict(effective)
+    whole = (here.get("context_tokens") or 0) * (here.get("slots") or 1)
+    if str(whole) in (given.get(flag) for flag in _SETTINGS["context_tokens"]):
+        here["context_tokens"] = whole
     found = [
-        (name, int(given[flag]), effective[name])
+        (name, int(given[flag]), here[name])
         for name, flags in _SETTINGS.items()
         for flag in flags
-        if flag in given and effective.get(name) is not None
+        if flag in given and here.get(name) is not None
     ]
     told = effective.get("speculation")
     if told is None or "--spec-type" not in args:
@@ -365,9 +370,16 @@ def observe(get, log: str) -> dict:
 
 
 def _kv(log: str) -> dict | None:
-    """The cache as allocated: `llama_kv_cache: size = 180.00 MiB (8192 cells, …), K (f16): …, V (f16): …`."""
-    found = re.search(r"llama_kv_cache: size =\s*([\d.]+) MiB \(\s*(\d+) cells.*?K \((\w+)\).*?V \((\w+)\)", log)
-    return found and {"mib": float(found[1]), "cells": int(found[2]), "k": found[3], "v": found[4]}
+    """The cache as allocated: `llama_kv_cache: size = 180.00 MiB (2048 cells, 30 layers, 4/4 seqs), K (f16): …, V
+    (f16): …`, where behind the stroke stands how many times there are so many cells."""
+    found = re.search(
+        r"llama_kv_cache: size =\s*([\d.]+) MiB \(\s*(\d+) cells(?:, *\d+ layers, *\d+/(\d+) seqs)?"
+        r".*?K \((\w+)\).*?V \((\w+)\)",
+        log,
+    )
+    if found is None:
+        return None
+    return {"mib": float(found[1]), "cells": int(found[2]) * int(found[3] or 1), "k": found[4], "v": found[5]}
 
 
 def _found(pattern: str, text: str) -> str | None:

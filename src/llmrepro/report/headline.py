@@ -6,7 +6,6 @@ from llmrepro import intervals, jobs, running_server, terms
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, tag
 from llmrepro.notation import measured, plural, seconds
-from llmrepro.report import ladders
 from llmrepro.report.words import WORDS
 
 OUTCOMES = {
@@ -105,7 +104,9 @@ def _verdict(found: Findings) -> Html:
         parts.append(f"{len(found.asked):,} of {planned:,} planned requests were made.")
     if found.asked:
         statuses = Counter(r.status for r in found.asked)
-        good = statuses["ok"] + statuses["early_stop"]
+        ladders = {w.id for w in found.recipe.workloads if w.rises}
+        short = sum(r.status == "early_stop" and r.workload not in ladders for r in found.asked)
+        good = statuses["ok"] + short
         parts.append(
             f"{good:,} of {plural(len(found.asked), 'request')} answered"
             + (
@@ -115,7 +116,7 @@ def _verdict(found: Findings) -> Html:
             )
             + "."
         )
-    parts += [f"{held}." for held in ladders.sentences(found)]
+    parts += [f"{held}." for held in found.result["held"]]
     return box(status, {v["word"] for v in found.judged}, " ".join(parts), sentence(found), found.result["flags"])
 
 

@@ -1,6 +1,5 @@
 """How long it holds: the rungs of each ladder, up to where it was verified and where it failed."""
 
-from collections.abc import Iterator
 from statistics import fmean
 
 from llmrepro import ladder, metrics
@@ -17,41 +16,14 @@ def of(found: Findings) -> Html:
     several = len(found.servers) > 1
     parts = [
         join([tag("p", *_said(workload, server if several else None, reached)), _rungs(workload, server, records)])
-        for workload, server, records, reached in _climbed(found)
+        for workload, server, records, reached in ladder.climbed(found.recipe, found.asked)
     ]
     return join(parts) if parts else Html()
 
 
-def sentences(found: Findings) -> list[str]:
-    """How far each ladder held, without markup, for the head of the page."""
-    return [
-        f"{workload.title or workload.id} ({server}): {_verified(reached)}, {_failed(reached)}"
-        for workload, server, _, reached in _climbed(found)
-    ]
-
-
-def _climbed(found: Findings) -> Iterator[tuple[Workload, str, list[Record], Reached]]:
-    for workload in found.recipe.workloads:
-        for server in found.servers if workload.rises else []:
-            mine = [r for r in found.asked if (r.workload, r.server) == (workload.id, server)]
-            if any(r.status != "skipped" for r in mine):
-                yield workload, server, mine, ladder.of(workload, mine)
-
-
-def _verified(reached: Reached) -> str:
-    return "nothing verified" if reached.verified is None else f"verified up to {reached.verified:,} tokens"
-
-
-def _failed(reached: Reached) -> str:
-    if reached.ending is None:
-        return "nothing failed, so that the boundary lies beyond"
-    at = "a length that nobody counted" if reached.fails is None else f"{reached.fails:,}"
-    return f"failed at {at} ({reached.ending})"
-
-
 def _said(workload: Workload, server: str | None, reached: Reached) -> list[Html | str]:
     named = f"{workload.title or workload.id}{f' · {server}' if server else ''}: "
-    said = [named, tag("strong", _verified(reached)), ", ", _failed(reached), "."]
+    said = [named, tag("strong", ladder.verified(reached)), ", ", ladder.fell(reached), "."]
     if reached.ending is not None:
         beyond = (
             f", {', '.join(f'{int(c):,}' for c in reached.beyond)} of them not asked" if _numbers(reached) else ""
