@@ -7,7 +7,9 @@ that have come and adds a fraction of a second, so that it lies within the run o
 
 import os
 import random
+import shutil
 import signal
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +40,7 @@ class Scene:
     def __init__(self, rig: Rig | RealRig, what, victim: str, dice: random.Random, requests: int):
         self.rig, self.what, self.victim = rig, what, victim
         self.rig.cut = dice.randrange(10**6)
+        self.rig.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")  # short enough for sockets
         self.after = dice.randint(victim == "server", requests)
         self.wait_s = dice.uniform(0, IN_FLIGHT_S if 0 < self.after < requests else LATE_S)
         self.process = begin(what, self.rig)
@@ -197,6 +200,7 @@ def killed(tmp_path):
         it.process.kill()
         for process in left_below(it.rig.folder):
             process.kill()
+        shutil.rmtree(it.rig.temporary)
 
 
 def check_of_server(it: Scene, expected: Counter) -> bool:

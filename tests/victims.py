@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 from kill_rig import RealRig, Rig
@@ -40,7 +41,8 @@ def begin(what, rig: Rig | RealRig, **given) -> multiprocessing.Process:
 
 
 def _apart(what, rig: Rig | RealRig, given: dict) -> None:
-    os.environ["LLMREPRO_CACHE"] = str(rig.cache)
+    os.environ |= {"LLMREPRO_CACHE": str(rig.cache), "TMPDIR": rig.temporary}
+    tempfile.tempdir = None  # found anew: papermill's sockets are left where it is killed
     os.chdir(rig.folder)
     out = os.open(rig.folder / "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
