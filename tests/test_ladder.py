@@ -134,7 +134,7 @@ def test_a_chat_prompt_leaves_room_for_its_template_and_a_short_text_is_repeated
     text = lengths.prompt("alpha beta gamma " * 20, 200, "12345678")
     assert words(text) == 170
     assert text.startswith("12345678") and "[2]" in text
-    with pytest.raises(MeasureFailure, match="template alone has 30"):
+    with pytest.raises(MeasureFailure, match="with its salt and template one has 50 at least"):
         lengths.prompt("alpha", 40, "12345678")
 
 

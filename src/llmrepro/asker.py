@@ -280,12 +280,13 @@ class Asker:
     def _count(self, text: str) -> int:
         path, body = self.bench.engine.tokenize(text)
         answer = benches.call(self.boot, path, body)
-        if not isinstance(answer, dict) or "tokens" not in answer:
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list) or (text and not tokens):
             raise Uncounted(
                 f"{path} of the server did not count the tokens of a prompt; its log, "
                 f"boots/{self.boot.log.name}, may say why"
             )
-        return len(answer["tokens"])
+        return len(tokens)
 
 
 def _sequences(engine: engines.Engine, one: Server) -> int | None:
