@@ -86,7 +86,7 @@ def main() -> None:
         parser.add_argument(name, type=int, required=True)
     asked = parser.parse_args()
     server = _Server((asked.host, asked.port), _Llama)
-    server.truth, server.default = [], {}
+    server.truth, server.asked, server.default = [], {}, {}
     server.context, server.parallel = asked.ctx_size, asked.parallel
     server.slots = threading.Semaphore(asked.parallel)
     server.journal = os.open(asked.journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -128,8 +128,10 @@ def test_a_server_that_the_guard_stopped_stops_the_run(path):
 def test_an_xid_is_a_rungs_own_result_and_anywhere_else_it_stops_the_run(path):
     path.write_text(WATCH + xid(31))
     assert Listener(path).hear(LADDER) == [31]
-    with pytest.raises(GuardStop, match=f"Xid 31 of GPU 0 during {CHAT.id}: MMU Fault"):
-        Listener(path).hear(CHAT)
+    for workload, more in ((CHAT, {}), (LADDER, {"rung": False})):  # of a ladder the warm-up is none
+        path.write_text(WATCH + xid(31))
+        with pytest.raises(GuardStop, match=f"Xid 31 of GPU 0 during {workload.id}: MMU Fault"):
+            Listener(path).hear(workload, **more)
     assert guard_log.read(path).stop.reason.startswith("the driver reported Xid 31"), (
         "one place tells of every stop"
     )

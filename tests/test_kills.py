@@ -1,7 +1,6 @@
 """Whatever is killed, and whenever: the rows are there, the folder tells the truth, nothing runs on, and the run
 is gone on with to the end that it would have had."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -17,132 +16,16 @@ import pytest
 from kill_rig import RealRig, Rig
 from test_notebook import left_below
 from test_supervisor import soon
+from victims import always, begin, commands, guarded, measures, reports, tears, twice
 
-from llmrepro import asker, bench, catalog, jobs, run_folder
+from llmrepro import catalog, jobs, run_folder
 from llmrepro import run as runs
-from llmrepro.client import Question, Record
-from llmrepro.server import Boot
-from llmrepro.workload import Workload
+from llmrepro.client import Record
 
 SEED = int(os.environ.get("LLMREPRO_SEED", time.time_ns() % 10**6))
 REQUESTS = 3 + 27  # three warm-ups among them
 LATE_S = 1.5  # a kill after the last request comes within that time
 IN_FLIGHT_S = 0.25  # and else within that after a request came
-
-
-# ---- in processes of their own, forked from one that has imported the kit ---------------------------------------
-
-
-def measures(rig: Rig, **given) -> None:
-    """A program that uses the library: every stage of a run, one after the other."""
-    from llmrepro import charts, machine, stages
-
-    machine.measured_bandwidth = lambda earlier: {}  # this and the figures are seconds that say nothing here
-    charts.draw = lambda path: []
-    run = stages.start({**rig.parameters(), **given})
-    stages.machine(run)
-    rig.prepare(run)
-    for stage in ("measure", "results", "report"):
-        getattr(stages, stage)(run)
-
-
-def commands(rig: Rig, **given) -> None:
-    """`llmrepro run`, whose notebook runs in a kernel of its own."""
-    from llmrepro import cli
-
-    os.setsid()  # else a terminal's Ctrl-C would reach it
-    options = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
-    cli.main([*rig.command(), *options])
-
-
-def tears(rig: Rig, **given) -> None:
-    """`measures`, killed while the records of four streams are written: any part of them may be in the file."""
-    append = run_folder.Folder.append
-
-    def half(folder: run_folder.Folder, *records: Record) -> None:
-        if len(records) < 4:
-            return append(folder, *records)
-        lines = b"".join(r.model_dump_json().encode() + b"\n" for r in records)
-        with open(folder.path / "records.jsonl", "ab") as file:
-            file.write(lines[: rig.cut % len(lines)])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    run_folder.Folder.append = half
-    measures(rig, **given)
-
-
-def reports(rig: Rig, **given) -> None:
-    """`measures`, killed while its page is made; there is one already, of an earlier sitting."""
-    from llmrepro import report, stages
-
-    def dies(path: Path) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    finish, report.write = stages.finish, dies
-
-    def with_a_page(run: runs.Run) -> None:
-        (run.path / "report.html").write_text("what there was until then")
-        finish(run)
-
-    stages.finish = with_a_page
-    measures(rig, **given)
-
-
-def twice(rig: Rig, **given) -> None:
-    """`measures`, its server killed when the first of four streams has its answer, and in a ladder's warm-up."""
-    ask_one, warm_up = bench.ask_one, asker.Asker._warm_up
-    moments = ["four streams", "warm-up"]
-
-    def kill_at(moment: str) -> None:
-        if moment in moments:
-            moments.remove(moment)
-            os.kill(rig.server(), signal.SIGKILL)
-
-    def killed_after(running: Boot, asked: Question, *more, **named) -> Record:
-        record = ask_one(running, asked, *more, **named)
-        if (asked.workload, asked.case) == ("concurrency", "4"):
-            kill_at("four streams")
-        return record
-
-    def killed_before(self: asker.Asker, workload: Workload) -> bool:
-        if workload.kind == "ladder":
-            kill_at("warm-up")
-        return warm_up(self, workload)
-
-    bench.ask_one, asker.Asker._warm_up = killed_after, killed_before
-    measures(rig, **given)
-
-
-def always(rig: Rig, **given) -> None:
-    """`measures`, its server killed in every warm-up of the ladder."""
-    warm_up = asker.Asker._warm_up
-
-    def killed_before(self: asker.Asker, workload: Workload) -> bool:
-        if workload.kind == "ladder":
-            os.kill(rig.server(), signal.SIGKILL)
-        return warm_up(self, workload)
-
-    asker.Asker._warm_up = killed_before
-    measures(rig, **given)
-
-
-def apart(what, rig: Rig, given: dict) -> None:
-    os.environ["LLMREPRO_CACHE"] = str(rig.cache)
-    os.chdir(rig.folder)
-    out = os.open(rig.folder / "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    what(rig, **given)
-
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["llmrepro.stages", "llmrepro.cli", "llmrepro.execution", "llmrepro.report"])
-
-
-def begin(what, rig: Rig, **given) -> multiprocessing.Process:
-    process = FORKS.Process(target=apart, args=(what, rig, given))
-    process.start()
-    return process
 
 
 class Scene:
@@ -362,7 +245,8 @@ def test_of_the_kit_killed_no_more_is_lost_than_was_in_flight(killed):
 
 
 def test_at_the_worst_moments_too(killed):
-    torn, reported, died, ended = killed(*((what, "itself") for what in (tears, reports, twice, always)))
+    wanted = (tears, reports, twice, always, guarded)
+    torn, reported, died, ended, stopped = killed(*((what, "itself") for what in wanted))
     assert run_folder.status(reported.path)["reason"] == "it ended while its report was written"
     assert 0 <= sum(r.case == "4" and not r.warmup for r in torn.records()) < 4
     check_and_go_on([torn, reported])
@@ -373,6 +257,8 @@ def test_at_the_worst_moments_too(killed):
     told = run_folder.status(ended.path)
     assert told["outcome"] == "failed" and "died 4 times, last during ladder (its warm-up)" in told["reason"]
     assert not [r for r in ended.records() if r.workload == "ladder" and not r.warmup], "no rung was asked"
+    told = run_folder.status(stopped.path)
+    assert (told["outcome"], told["stopped_by"], told["reason"]) == ("stopped", "guard", "It was hot")
 
 
 @pytest.mark.engine

@@ -83,6 +83,8 @@ class Asker:
                 died = self._died()
                 if died is None:
                     raise
+        if died is not None:
+            self.guard.hear(workload, rung=False)
         return died is None
 
     def _counters(self) -> dict:

@@ -6,23 +6,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from llmrepro.boot import ServerFailure, log_tail
+
 PATIENCE_S = 120.0  # a server's grace, its container's removal, and a driver that does not let go
 POLL_S = 0.05
 
 
-def wait(boots: Path, on_wait: Callable[[float, str], None]) -> Path | None:
-    """Wait until no supervisor ends a server any more, which then holds no memory. Returns the spec of one that
-    still does after PATIENCE_S. `on_wait(seconds, what)` is called meanwhile."""
+def wait(boots: Path, on_wait: Callable[[float, str], None]) -> None:
+    """Wait until no supervisor ends a server any more, which then holds no memory. `on_wait(seconds, what)` is
+    called meanwhile. Raises ServerFailure after PATIENCE_S."""
     begin = time.monotonic()
     for spec in sorted(boots.glob("*.spec.json")):
         with open(spec, "rb") as file:
             while _held(file):
                 waited_s = time.monotonic() - begin
                 if waited_s > PATIENCE_S:
-                    return spec
+                    raise _still_there(spec)
                 on_wait(waited_s, "an earlier server is ended")
                 time.sleep(POLL_S)
-    return None
+
+
+def _still_there(spec: Path) -> ServerFailure:
+    notes = spec.with_name(spec.name.replace(".spec.json", ".supervisor.log"))
+    return ServerFailure(
+        "supervisor",
+        f"After {PATIENCE_S:g} s the server of an earlier boot has still not ended.",
+        "look with ps what of it runs, and end that",
+        notes,
+        log_tail(notes),
+    )
 
 
 def _held(file: IO[bytes]) -> bool:

@@ -41,19 +41,19 @@ class Listener:
         self.path = path
         self._heard = 0  # Xids so far
 
-    def hear(self, workload: Workload) -> list[int]:
+    def hear(self, workload: Workload, rung: bool = True) -> list[int]:
         """The Xids, by number, that came since this was last called, of the GPUs that the run uses; of a card that
         is not known too.
 
         To be called after each request. Raises GuardStop when the guard has stopped the server, or when there was
-        an Xid and the workload is none that goes on until it fails.
+        an Xid and the workload is none that goes on until it fails, or the request no `rung` of it.
         """
         told = guard_log.read(self.path)
         if told.stop is not None:
             raise GuardStop(told.stop.reason, told.stop.next_step)
         new, self._heard = told.xids[self._heard :], len(told.xids)
         ours = [x for x in new if x.gpu is None or x.gpu in told.gpus]
-        if ours and not workload.rises:
+        if ours and not (workload.rises and rung):
             raise self._stop(ours[0], workload)
         return [x.number for x in ours]
 
