@@ -27,7 +27,10 @@ def failed(record: Record) -> bool:
 
 
 def ending(record: Record) -> str:
-    """How a request ended, in a word: its status, or "xid" for an answer during which the driver reported one."""
+    """How a request ended, in a word: its status, "xid" for an answer during which the driver reported one, or
+    "killed" where somebody else killed the server: that is the end of a ladder, and no failure of the engine."""
+    if record.killed:
+        return "killed"
     return "xid" if record.status == "ok" and record.xids else record.status
 
 
