@@ -7,8 +7,9 @@ import signal
 import psutil
 import pytest
 
-from llmrepro import catalog, jobs, ladder, parameters, results, run_folder, workloads
+from llmrepro import catalog, jobs, ladder, outcomes, parameters, results, run_folder, workloads
 from llmrepro import run as runs
+from llmrepro.claim import Value
 from llmrepro.client import Record
 from llmrepro.jobs import Job
 from llmrepro.prompt_lengths import Lengths
@@ -134,7 +135,7 @@ def test_a_chat_prompt_leaves_room_for_its_template_and_a_short_text_is_repeated
     text = lengths.prompt("alpha beta gamma " * 20, 200, "12345678")
     assert words(text) == 170
     assert text.startswith("12345678") and "[2]" in text
-    with pytest.raises(MeasureFailure, match="template alone has 30"):
+    with pytest.raises(MeasureFailure, match="with its salt and template one has 50 at least"):
         lengths.prompt("alpha", 40, "12345678")
 
 
@@ -214,6 +215,8 @@ def test_ladders_hold_up_to_the_context_and_a_server_killed_in_a_rung_is_that_ru
         *(("64", 1, "ok"), ("128", 1, "ok"), ("208", 1, "ok")),
     ]
     assert rungs["ladder-chat"] == [("64", 0, "ok"), ("128", 0, "engine_died"), ("64", 1, "ok")]
+    (dead,) = [r for r in asked if r.status == "engine_died"]
+    assert dead.killed and "not by the system for want of memory" in dead.error
     good = [r for r in asked if r.workload.startswith("ladder") and r.status == "ok"]
     assert [r.prompt_tokens for r in good] == [int(r.case) for r in good], "exact, the chat template counted in"
     assert len({r.prompt_sha256 for r in good}) == len(good), "every prompt has a salt of its own"
@@ -232,6 +235,10 @@ def test_ladders_hold_up_to_the_context_and_a_server_killed_in_a_rung_is_that_ru
         ("ladder-chat", "verified_tokens"): 64,
         ("ladder-chat", "failed_tokens"): 128,
     }
+    ends = {r["case"]: r for r in found["metrics"] if (r["metric"], r["workload"]) == ("outcome", "ladder-chat")}
+    assert ends["128"]["value"] == "killed"
+    told = outcomes.judge(Value(failed_at=128), [ends["128"]])
+    assert told.word == "not_evaluated" and "no failure of an engine" in told.reason
     boots = runs.boots(run.path)
     assert [b["server"] for b in boots.values()] == ["default", "four-slots", "default", "default"]
 

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import os
 
 import pytest
 
-from llmrepro import catalog, comparison, conditions, jobs, parameters, prompts, results, run_folder
+from llmrepro import catalog, comparison, conditions, findings, jobs, parameters, prompts, results, run_folder
 from llmrepro import run as runs
 from llmrepro.comparison import StudyParameters
+from llmrepro.report import appendix
 from llmrepro.run_folder import RunError
 
 OPEN_JET = "qwen3.8-27b/open-jet--cmp-170hx"
@@ -90,7 +92,7 @@ def test_a_run_is_gone_on_with_from_another_folder_and_refuses_a_changed_file(ma
     with pytest.raises(RunError, match="has changed since"):
         runs.create(parameters.checked({"resume": str(run.path)}))
     (tmp_path / "mine.jsonl").unlink()
-    with pytest.raises(RunError, match="mine.jsonl cannot be read as UTF-8 text"):
+    with pytest.raises(RunError, match="mine.jsonl is no file"):
         runs.create(parameters.checked({"resume": str(run.path)}))
 
 
@@ -136,3 +138,24 @@ def test_a_text_for_no_ladder_that_is_asked_is_refused(made):
     with pytest.raises(RunError, match="no ladder of smollm2-135m/llama-cpp--cpu is asked.*take the profile full"):
         made("The mill stood at the river.", "mine.txt")
     made("The mill stood at the river.", "mine.txt", profile="full")
+
+
+def test_a_device_and_a_pipe_are_no_prompts_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in ("/dev/zero", str(tmp_path / "pipe.jsonl"), str(tmp_path)):
+        with pytest.raises(RunError, match="is no file; give the path of one"):
+            runs.create(parameters.checked({"prompts_file": path, "runs_dir": str(tmp_path / "runs")}))
+
+
+def test_what_json_may_hold_is_taken_and_half_a_character_is_not(made):
+    odd = "One line\u2028and \x85 another"
+    run = made("\ufeff" + json.dumps({"text": odd}, ensure_ascii=False) + "\r\n", "mine.JSONL")
+    assert prompts.texts(run.path)["own-prompts/prompt_1"] == odd
+    with pytest.raises(RunError, match="line 1 of .* of whole characters"):
+        made('{"text": "x \\ud800 y"}\n')
+
+
+def test_a_page_names_the_file_and_not_where_it_lay(made):
+    run = made(lines({"text": "Name three rivers."}))
+    found = findings.read(run.path)
+    assert "--prompts-file mine.jsonl" in appendix.command(found) and "/tmp" not in appendix.command(found)

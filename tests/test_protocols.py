@@ -103,3 +103,22 @@ def test_requests_that_fill_the_cache_are_in_the_estimate():
     more = protocols.seconds(many, "newest_after_fill") - protocols.seconds(few, "newest_after_fill")
     assert more == pytest.approx(4 * (64 / protocols.SLOW_PREFILL_TPS + 4 / protocols.SLOW_DECODE_TPS))
     assert protocols.seconds(many, "uncached") == protocols.seconds(few, "uncached")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["港には三つの部分があり、それぞれを別の人が建てた。" * 60, "x" * 3000, "a b c " * 600, "word\n\n" * 500],
+)
+def test_a_text_of_any_script_is_cut_and_not_replaced_by_padding(text):
+    asked = 0
+
+    def count(whole: str) -> int:  # a token of three characters, whatever they are
+        nonlocal asked
+        asked += 1
+        return -(-len(whole) // 3)
+
+    prompt = protocols.salted(text, 400, "12345678", count)
+    assert count(prompt) == 400
+    own = prompt.removeprefix(protocols.head("12345678")).rstrip(" a")
+    assert text.startswith(own.rstrip()) and len(own) > 0.9 * (len(prompt) - 20)
+    assert asked < 80

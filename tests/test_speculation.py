@@ -10,7 +10,7 @@ from test_prefix import new_run, result_of  # noqa: F401
 from llmrepro import facts, metrics, own_claims, results, speculation, sse, stream, workloads
 from llmrepro.catalog import DEFAULT, load
 from llmrepro.client import Record
-from llmrepro.engines import _vllm_settings, llama_cpp
+from llmrepro.engines import _prometheus, _vllm_settings, llama_cpp
 from llmrepro.recipe import Recipe
 from llmrepro.run import boots
 from llmrepro.run_folder import read_lines
@@ -219,8 +219,9 @@ def test_a_boot_that_died_before_its_second_reading_counts_nothing(tmp_path):
 def test_a_position_that_was_not_counted_yet_was_at_nought():
     """llama.cpp shows a position's counter only from the first draft on that has it."""
     first, second = (page(name) for name in ("metrics.prom", "metrics-ngram.prom"))
-    assert not [name for name in first if name.startswith(speculation.POSITION)]
-    read = {"before": first, "after": second}
+    assert not [name for name in first if speculation.PLACE.fullmatch(name)]
+    earlier = {name: min(value, second.get(name, value)) for name, value in first.items()}  # of one server's life
+    read = {"before": earlier, "after": second}
     told = speculation.counted([boot(counters={"chat": read})], "chat")
     assert told.by_position == (3, 3, 3, 2) and told.shares == [0.6, 0.6, 0.6, 0.4]
 
@@ -340,3 +341,22 @@ def test_a_list_that_is_copied_is_drafted_from_itself(new_run, prepared):  # noq
     assert whole["value"] > 1
     assert boots(run.path)[1]["effective"]["speculation"] == NGRAM
     assert facts.read(run.path).servers["ngram"]["speculation"] == NGRAM
+
+
+def test_counters_that_fell_or_say_what_cannot_be_count_nothing():
+    before = {"spec_drafts": 10, "spec_draft_tokens": 40, "spec_accepted_tokens": 20}
+    grown = {"spec_drafts": 15, "spec_draft_tokens": 60, "spec_accepted_tokens": 30}
+
+    def counted(before, after):
+        return speculation.counted([{"counters": {"w": {"before": before, "after": after}}}], "w").values()
+
+    assert counted(before, grown)["acceptance"] == 0.5
+    assert counted(grown, before) == {}
+    assert counted(before, grown | {"spec_accepted_tokens": 99}) == {}
+    odd = {"spec_accepted_by_position.900000000": 5, "spec_accepted_by_position.x": 1}
+    assert counted(before, grown | odd)["acceptance"] == 0.5
+
+
+def test_what_is_no_count_on_a_metrics_page_is_not_told():
+    page = "# TYPE a counter\na_total NaN\n# TYPE b counter\nb_total 3\n# TYPE c counter\nc_total -1\n"
+    assert _prometheus.totals(page, {"a_total": "a", "b_total": "b", "c_total": "c"}) == {"b": 3}

@@ -72,7 +72,7 @@ class Asker:
         record = benches.ask_one(self.boot, asked)
         died = None if record.status in ANSWERED else self._died()
         if died is not None:
-            record = record.model_copy(update={"status": self._cause(), "error": died})
+            record = record.model_copy(update=self._death(died))
         self.bench.run.append(record)
         if died is None and workload.kind == "ladder":
             self.lengths[workload.id] = Lengths(self._count if hasattr(self.bench.engine, "tokenize") else None)
@@ -108,7 +108,7 @@ class Asker:
             record = self._ask(workload, job, step, warmup)
             died = None if record.status in (*ANSWERED, "skipped") else self._died()
             if died is not None:
-                record = record.model_copy(update={"status": self._cause(), "error": died})
+                record = record.model_copy(update=self._death(died))
                 self.killer, self.over = job, True
             elif step.slot == "save":
                 self._slot(job, "save")
@@ -145,11 +145,8 @@ class Asker:
         ]
         records = benches.ask_together(self.boot, asked)
         if any(r.status not in ANSWERED for r in records) and (died := self._died()) is not None:
-            cause = self._cause()
-            records = [
-                r if r.status in ANSWERED else r.model_copy(update={"status": cause, "error": died})
-                for r in records
-            ]
+            death = self._death(died)
+            records = [r if r.status in ANSWERED else r.model_copy(update=death) for r in records]
             self.killer, self.over = job, True
         self._xids(workload, *records)
         self.bench.run.append(*records)
@@ -161,6 +158,10 @@ class Asker:
         if workload.rises and self.bench.recipe.needs.gpu_count and any(r.status != "ok" for r in records):
             time.sleep(XIDS_LATE_S)
         return self.guard.hear(workload)
+
+    def _death(self, died: str) -> dict:
+        """What a record says of the server's end."""
+        return {"status": self._cause(), "error": died, "killed": self.boot.killed_by_somebody()}
 
     def _cause(self, otherwise: str = "engine_died") -> str:
         """Of what the server died, as a status, or why it does not do what it did."""
@@ -282,12 +283,13 @@ class Asker:
     def _count(self, text: str) -> int:
         path, body = self.bench.engine.tokenize(text)
         answer = benches.call(self.boot, path, body)
-        if not isinstance(answer, dict) or "tokens" not in answer:
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list) or (text and not tokens):
             raise Uncounted(
                 f"{path} of the server did not count the tokens of a prompt; its log, "
                 f"boots/{self.boot.log.name}, may say why"
             )
-        return len(answer["tokens"])
+        return len(tokens)
 
 
 def _sequences(engine: engines.Engine, one: Server) -> int | None:

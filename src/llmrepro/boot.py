@@ -10,6 +10,7 @@ from pathlib import Path
 from llmrepro import memory_use
 
 TAIL_LINES, TAIL_BYTES = 15, 65536
+FROM_OUTSIDE = ", and not by the system for want of memory"
 KEY = "<api key>"  # stands for the key in every file: the key itself goes through a pipe
 
 
@@ -52,6 +53,10 @@ class Boot:
         killed = "SIGKILL" in (self.last_words() or "")
         return memory_use.ran_out(self.tail(200), killed, self.oom_kills)
 
+    def killed_by_somebody(self) -> bool:
+        """Whether it was killed, and not by the system for want of memory: then it says nothing of the engine."""
+        return FROM_OUTSIDE in (self.last_words() or "") and not self.ran_out_of_memory()
+
     def last_words(self) -> str | None:
         """How the server ended, without its log; None while it lives."""
         gone = self._supervisor.poll() is not None  # asked first: it writes the exit file before it ends
@@ -73,7 +78,7 @@ class Boot:
             return ", as the system does when memory runs out"
         if now > self.oom_kills:
             return ", and meanwhile the system killed a process for want of memory"
-        return ", and not by the system for want of memory"
+        return FROM_OUTSIDE
 
     def tail(self, lines: int = TAIL_LINES) -> list[str]:
         """The log's last lines, without the key."""

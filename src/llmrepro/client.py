@@ -100,6 +100,7 @@ class Record(pydantic.BaseModel):
     memory: dict[str, float] | None = pydantic.Field(
         None, description="in GiB, right after the answer: server, server_peak, device, as far as they can be seen"
     )
+    killed: bool = pydantic.Field(False, description="the server was killed meanwhile, by somebody else")
     xids: list[int] = pydantic.Field([], description="errors that the GPU's driver reported meanwhile")
     text_sha256: str = ""
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from llmrepro.run_folder import RunError, now, read_lines
 from llmrepro.xids import UNKNOWN, Xid
 
+SAFETY = ("core_c", "memory_c")
+
 
 class Stop(NamedTuple):
     """When and why the guard ended a server, and what to do next."""
@@ -61,13 +63,20 @@ def read(path: Path | None) -> Guarded:
     try:
         of = {kind: [line for line in lines if line["kind"] == kind] for kind in ("watch", "xid", "stop")}
         watch = of["watch"][-1] if of["watch"] else {}
-        xids = [Xid(int(x["t_ns"]), int(x["xid"]), x.get("gpu"), str(x.get("text") or "")) for x in of["xid"]]
+        xids = [
+            Xid(int(x["t_ns"]), int(x["xid"]), _index(x.get("gpu")), str(x.get("text") or "")) for x in of["xid"]
+        ]
         stops = [Stop(int(s["t_ns"]), str(s["reason"]), str(s.get("next_step") or "")) for s in of["stop"]]
         by = watch.get("xids")
-        told = tuple(watch.get("gpus") or ()), dict(watch.get("limits") or {})
+        limits = {k: float(v) for k, v in (watch.get("limits") or {}).items() if k in SAFETY and v is not None}
+        told = tuple(map(int, watch.get("gpus") or ())), limits
         return Guarded(*told, None if by is None else str(by), tuple(xids), stops[0] if stops else None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RunError(f"{path} is not as the guard writes it ({error!r}); restore it, or run again") from None
+
+
+def _index(gpu: object) -> int | None:
+    return None if gpu is None else int(gpu)
 
 
 def of_boots(run_path: Path, boots: Iterable[int]) -> dict[int, Guarded]:

@@ -27,7 +27,10 @@ def failed(record: Record) -> bool:
 
 
 def ending(record: Record) -> str:
-    """How a request ended, in a word: its status, or "xid" for an answer during which the driver reported one."""
+    """How a request ended, in a word: its status, "xid" for an answer during which the driver reported one, or
+    "killed" where somebody else killed the server: that is the end of a ladder, and no failure of the engine."""
+    if record.killed:
+        return "killed"
     return "xid" if record.status == "ok" and record.xids else record.status
 
 
@@ -49,9 +52,13 @@ def of(workload: Workload, records: list[Record]) -> Reached:
     place = len(workload.cases) if bad is None else workload.cases.index(bad)
     held = [case for case in workload.cases[:place] if rungs[case]]
     first = next((r for r in rungs.get(bad, []) if failed(r)), None)
+    verified = asked_tokens(workload, held[-1], rungs[held[-1]]) if held else None
+    fails = first and asked_tokens(workload, bad, [first])
+    if workload.kind == "ladder" and fails is not None and fails <= (verified or 0):
+        fails = int(bad)  # a server that refuses a prompt may tell less than it has
     return Reached(
-        asked_tokens(workload, held[-1], rungs[held[-1]]) if held else None,
-        first and asked_tokens(workload, bad, [first]),
+        verified,
+        fails,
         first and _words(first),
         first and reason(first),
         [case for case in workload.cases[place + 1 :] if not rungs[case]],
@@ -97,7 +104,8 @@ def reached(workload: Workload, records: list[Record], /, **where) -> list[dict]
 
 def asked_tokens(workload: Workload, case: str, records: list[Record]) -> int | None:
     """Fewest prompt tokens of a case's requests as the server counted them; where it counted none, as planned."""
-    counted = [r.prompt_tokens for r in records if r.prompt_tokens is not None]
+    answered = [r for r in records if not failed(r)] or records if workload.kind == "ladder" else records
+    counted = [r.prompt_tokens for r in answered if r.prompt_tokens is not None]
     if counted:
         return min(counted)
     if workload.kind in ("prefill", "ladder"):

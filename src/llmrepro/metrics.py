@@ -246,6 +246,8 @@ def drafts(record: Record) -> tuple[float | None, float | None]:
     if drafted is None:
         told = _speculation(record)
         drafted, accepted = _number(told, "num_draft_tokens"), _number(told, "num_accepted_draft_tokens")
+    if drafted is not None and accepted is not None and accepted > drafted:
+        return None, None  # more than there were: neither is believed
     return drafted, accepted
 
 

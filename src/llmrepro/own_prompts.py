@@ -21,12 +21,16 @@ def texts(path: str) -> dict[str, str]:
     text, "text". Raises RunError."""
     file = Path(path).expanduser()
     try:
-        if file.stat().st_size > MOST_BYTES:
+        if not file.is_file():  # a device has no end, and a pipe may have no writer
+            raise RunError(f"prompts_file: {file} is no file; give the path of one")
+        with open(file, "rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
             raise RunError(f"prompts_file: {file} is longer than {MOST_BYTES >> 20} MiB; give a shorter one")
-        content = file.read_text(encoding="utf-8")
+        content = content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"prompts_file: {file} cannot be read as UTF-8 text: {error}; give another path") from None
-    found = _lines(file, content) if file.suffix == ".jsonl" else {"text": content.strip("\n")}
+    found = _lines(file, content) if suite(path) else {"text": content.strip("\n")}
     empty = next((name for name, text in found.items() if not text.strip()), None)
     if empty is not None or not found:
         raise RunError(f"prompts_file: {file} holds no text{f' for {empty!r}' if found else ''}; give it one")
@@ -35,24 +39,34 @@ def texts(path: str) -> dict[str, str]:
 
 def _lines(file: Path, content: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
             told = json.loads(line)
         except (ValueError, RecursionError):
             told = None
-        if not isinstance(told, dict) or not isinstance(told.get("text"), str):
+        if not isinstance(told, dict) or not isinstance(told.get("text"), str) or not _whole(told["text"]):
             raise RunError(
-                f'prompts_file: line {number} of {file} is no {{"text": "…"}}; write one JSON object per line'
+                f'prompts_file: line {number} of {file} is no {{"text": "…"}} of whole characters; write one JSON '
+                "object per line"
             )
-        name = str(told.get("id", f"prompt_{number}"))
+        name = str(told.get("id") or f"prompt_{number}")
         if name in found:
             raise RunError(f"prompts_file: {file} has two prompts {name!r}; give each an id of its own")
         found[name] = told["text"]
     if len(found) > MOST_PROMPTS:
         raise RunError(f"prompts_file: {file} has {len(found):,} prompts, at most {MOST_PROMPTS:,} are asked")
     return found
+
+
+def _whole(text: str) -> bool:
+    """Whether it can be written down: JSON can say half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def by_hash(path: str | None) -> dict[str, str]:
@@ -75,7 +89,7 @@ def _prompt(name: str, text: str) -> Prompt:
 
 def suite(path: str) -> list[str]:
     """The workload that asks a prompts file; none where ladders are cut from it."""
-    return [WORKLOAD] if Path(path).suffix == ".jsonl" else []
+    return [WORKLOAD] if Path(path).suffix.lower() == ".jsonl" else []
 
 
 def asked(recipe: Recipe, path: str, chooses: Callable[[Workload], bool]) -> bool:

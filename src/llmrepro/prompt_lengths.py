@@ -35,8 +35,8 @@ class Lengths:
         wanted = tokens - self._template
         if wanted < protocols.SHORTEST:
             raise protocols.MeasureFailure(
-                f"a prompt of {tokens} tokens is wanted and the chat template alone has {self._template}; choose "
-                "a greater length"
+                f"a prompt of {tokens} tokens is wanted, and with its salt and template one has "
+                f"{self._template + protocols.SHORTEST} at least; choose a greater length"
             )
         copies = ceil(wanted / max(1, self._count(text)))
         return protocols.salted(_repeated(text, copies + 1), wanted, salt, self._count)

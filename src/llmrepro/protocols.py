@@ -5,6 +5,7 @@ would measure something else. So each case names the steps that the same server 
 """
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,9 @@ from typing import Literal
 from llmrepro.workload import CASES, Workload
 
 SLOW_PREFILL_TPS, SLOW_DECODE_TPS = 60.0, 40.0  # two slow cores, one of them for the engine
+# Where a text may be cut: behind a word, or where a script has no spaces or words are endless, within it.
+PIECE = re.compile(r"[!-~]{1,24}|\s+|\S{1,4}")
+MOST_PADDING = 48  # tokens
 SHORTEST = 20  # tokens of a salted prompt: its head has half of them
 SHORT_TOKENS = 60  # of a prompt in the cache, or of a chat prompt
 
@@ -121,18 +125,18 @@ def salted(text: str, tokens: int, salt: str, count: Callable[[str], int]) -> st
     The salt stands at the head, so that no prefix of an earlier prompt can be reused. Raises MeasureFailure
     when the text is too short or the count cannot be met.
     """
-    begin, words = head(salt), text.split(" ")
-    low, high = 0, len(words)
-    longest = count(begin + text)
+    begin, longest = head(salt), count(head(salt) + text)
     if longest < tokens:
         raise MeasureFailure(
             f"a prompt of {tokens} tokens is wanted and the workload's text has {longest}; give it a longer text"
         )
-    while low < high:  # most words that fit
+    ends = [0, *(found.end() for found in PIECE.finditer(text))]
+    low, high = 0, len(ends) - 1
+    while low < high:  # most of it that fits
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if count(begin + " ".join(words[:middle])) <= tokens else (low, middle - 1)
-    prompt = begin + " ".join(words[:low])
-    for _ in range(tokens):
+        low, high = (middle, high) if count(begin + text[: ends[middle]]) <= tokens else (low, middle - 1)
+    prompt = begin + text[: ends[low]]
+    for _ in range(MOST_PADDING):
         if count(prompt) >= tokens:
             break
         prompt += " a"  # a token of its own in the vocabularies met so far

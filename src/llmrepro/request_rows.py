@@ -105,7 +105,7 @@ def _outcome(of: Workload, records: list[Record], boots: int, *, case: str, **wh
         return []
     asked = list(last.values())
     bad = [r for r in asked if (ladder.failed(r) if of.rises else r.status not in ANSWERED)]
-    bad.sort(key=lambda r: not outcomes.of_length(r.status, r.http_status))
+    bad.sort(key=lambda r: not outcomes.of_length(ladder.ending(r), r.http_status))
     unasked = max(boots * of.repeats * jobs.streams(of, case) - len(asked), 0)
     again = sum(r.status == "engine_died" for r in records) - sum(r.status == "engine_died" for r in asked)
     tokens = ladder.asked_tokens(of, case, asked)

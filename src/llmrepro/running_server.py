@@ -56,6 +56,10 @@ class Running:
         """False: neither its log nor its end is seen."""
         return False
 
+    def killed_by_somebody(self) -> bool:
+        """False: likewise."""
+        return False
+
     def ended(self) -> str | None:
         """None: its process cannot be seen. Whether it lives is asked of it, by a generation."""
         return None

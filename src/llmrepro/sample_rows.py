@@ -143,7 +143,9 @@ def stop_s(run: Beside, boot: int) -> float | None:
     """Seconds from a boot's first request that counts to the guard's stop; None where it did not stop it."""
     stop = run.guarded[boot].stop if boot in run.guarded else None
     first_ns = min((r.t_send_ns for r in run.asked(boot)), default=None)
-    return None if stop is None or first_ns is None else (stop.t_ns - first_ns) / 1e9
+    if stop is None or first_ns is None or stop.t_ns < first_ns:
+        return None
+    return (stop.t_ns - first_ns) / 1e9
 
 
 def _power(run: Beside, server: str, replicates: dict[int, list[int]]) -> list[dict]:

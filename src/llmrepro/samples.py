@@ -9,7 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 
 from llmrepro.client import Record
@@ -17,6 +16,7 @@ from llmrepro.run_folder import RunError
 
 FILE, HOST, GPU = "telemetry.csv", "host", "gpu"
 LABELS = ("t_ns", "boot", "device", "throttle")  # what is no quantity
+MOST = 1e15  # of any quantity, in its unit
 HOLE_S = 5.0  # without a sample for longer, nobody looked
 
 
@@ -99,7 +99,8 @@ def _number(cell: str, name: str, path: Path, line: int) -> float:
         value = float(cell)
     except ValueError:
         value = float("nan")
-    if not isfinite(value) or (value < 0 and not name.endswith("temperature_c")):
+    least, most = (-300.0, 3000.0) if name.endswith("temperature_c") else (0.0, MOST)
+    if not least <= value <= most:  # which a NaN is not
         raise _broken(path, line, f"column {name}: {cell[:20]!r} cannot be")
     return value
 

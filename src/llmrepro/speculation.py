@@ -4,8 +4,10 @@ Shares are made of token counts, never of other shares: a short draft counts as 
 engine's own, read before and after each workload of a boot.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
+from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -56,12 +58,12 @@ COUNTERS = {
     "tokens": "generation_tokens",
     "steps": "engine_steps",
 }
-POSITION = "spec_accepted_by_position."
+PLACE = re.compile(r"spec_accepted_by_position\.(\d{1,3})")
 
 
 def counted(boots: Iterable[dict], workload: str) -> Sums:
     """What the counters of a server's boots grew by over a workload, its warm-ups included. A boot that died
-    before its second reading counts nothing."""
+    before its second reading counts nothing, nor one whose counters fell or say what cannot be."""
     return together(sums for boot in boots if (sums := _grown(boot, workload)) is not None)
 
 
@@ -70,11 +72,15 @@ def _grown(boot: dict, workload: str) -> Sums | None:
     before, after = read.get("before"), read.get("after")
     if not before or not after:
         return None
+    if any(after[name] < before[name] for name in after.keys() & before.keys()):
+        return None  # counted anew meanwhile: another server answers there
     grown = {field: after[n] - before[n] for field, n in COUNTERS.items() if n in before and n in after}
+    if grown.get("accepted", 0) > grown.get("drafted", inf):
+        return None
     positions = {
-        int(name.removeprefix(POSITION)): value - before.get(name, 0)  # llama.cpp has none before its first draft
+        int(found[1]): value - before.get(name, 0)  # llama.cpp has none before its first draft
         for name, value in after.items()
-        if name.startswith(POSITION)
+        if (found := PLACE.fullmatch(name))
     }
     return Sums(**grown, by_position=tuple(positions.get(i, 0) for i in range(max(positions, default=-1) + 1)))
 

@@ -1,6 +1,7 @@
 """An engine's /metrics page: Prometheus' text format, read by prometheus-client's own parser."""
 
 from collections.abc import Iterator
+from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -32,9 +33,10 @@ def labels(text: str, name: str) -> dict[str, str]:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Every sample up to the first line that is none; a page cut short still tells what came before."""
+    """Every sample up to the first line that is none; a page cut short still tells what came before. What is no
+    count, not a number or below zero, is not told."""
     try:
         for family in text_string_to_metric_families(text):
-            yield from family.samples
+            yield from (s for s in family.samples if isfinite(s.value) and s.value >= 0)
     except ValueError:
         return

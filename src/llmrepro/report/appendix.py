@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from llmrepro import __version__, intervals, metrics, readiness, terms
 from llmrepro.findings import Findings
@@ -119,6 +120,11 @@ _SPELT = {
 }
 
 
+def shown(value: str) -> str:
+    """A parameter's text; of a path of this machine only the file's name."""
+    return Path(value).name if Path(value).is_absolute() else value
+
+
 def command(found: Findings, without: frozenset[str] = NOT_REPEATED) -> str:
     """The command line that asks for the same run, with every parameter that is not the default."""
     words = ["llmrepro", "run", found.parameters.recipe]
@@ -127,7 +133,7 @@ def command(found: Findings, without: frozenset[str] = NOT_REPEATED) -> str:
             continue
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
-            words.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            words.append(shown(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return shlex.join(words)
 
 

@@ -12,8 +12,8 @@ TITLE = "Speculative decoding"
 TEXT = (
     "A step of the engine gives one token of its own and the drafted ones that it accepts; checking a draft costs "
     "time too, so that fewer steps are not always faster. Of a workload drafts are told by the engine's own "
-    "counters before and after it, warm-ups included; of a prompt by its answers. No time per token is told of "
-    "speculation."
+    "counters before and after it, warm-ups included; of a prompt by its answers. The two servers were asked "
+    "one after the other, not in turns: their ratio has no interval, and whatever else ran meanwhile is in it."
 )
 HEAD = ["decode, tok/s", "drafts accepted", "tokens of a step with a draft", "tokens per step", "Same text"]
 

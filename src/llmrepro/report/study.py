@@ -12,7 +12,7 @@ from llmrepro.comparison import StudyParameters
 from llmrepro.markup import Html, code, facts, folded, join, table, tag
 from llmrepro.notation import number, plural
 from llmrepro.report import comparisons, headline, published, quotations, side_by_side
-from llmrepro.report.appendix import definition
+from llmrepro.report.appendix import definition, shown
 from llmrepro.report.quotations import PAGE
 from llmrepro.report.sections import Section
 from llmrepro.report.words import RELATIONS, WORDS, relation, value
@@ -267,7 +267,7 @@ def command(found: StudyFindings) -> str:
             continue
         words.append(f"--{name.replace('_', '-')}")
         if chosen is not True:
-            words.append(chosen if isinstance(chosen, str) else json.dumps(chosen, ensure_ascii=False))
+            words.append(shown(chosen) if isinstance(chosen, str) else json.dumps(chosen, ensure_ascii=False))
     return shlex.join(words)
 
 
