@@ -124,9 +124,9 @@ class Asker:
                 self._slot_file(job).unlink(missing_ok=True)
         return not jobs.failed(record.status, record.xids)
 
-    def _ask_together(self, workload: Workload, job: Job, steps: list[Step]) -> bool:
-        """Ask as many requests at once as the case has streams, each of a text of its own; whether all were
-        answered. They are sent when every one of them is ready to be."""
+    def _ask_together(self, workload: Workload, job: Job, _steps: list[Step]) -> bool:
+        """Ask as many requests at once as the case has streams, each of a text of its own, sent when every one of
+        them is ready to be. True: whatever became of them, the next case is asked."""
         asked = [
             benches.question(
                 self.bench,
