@@ -39,6 +39,7 @@ def compute(path: Path) -> dict:
         "break_even": _break_evens(own),
         "flags": [f"{name}: {flag}" for name, arm in own.items() for flag in arm.result["flags"]]
         + _turns(study, own),
+        "held": [f"{name}: {held}" for name, arm in own.items() for held in arm.result["held"]],
         "inputs": {"study.json": sha256_of(path / "study.json")}
         | {f"arms/{n}/{f}": digest for n, arm in own.items() for f, digest in arm.result["inputs"].items()},
     }

@@ -100,7 +100,7 @@ def _draw(axes: Axes, metric: str, rows: list[dict], place: int, *, sole: bool) 
     if bad:  # near the upper edge: they have a length and no value
         axes.plot(
             [r["prompt_tokens"] for r in bad],
-            [0.9] * len(bad),
+            [0.9 - 0.08 * place] * len(bad),  # apart, where servers fail at one length
             transform=axes.get_xaxis_transform(),
             linestyle="",
             marker="X",
@@ -112,7 +112,7 @@ def _draw(axes: Axes, metric: str, rows: list[dict], place: int, *, sole: bool) 
     for r in bad if sole and len(bad) <= MOST_LABELLED else []:
         axes.annotate(
             f"{r['ending'].replace('_', ' ')} at {r['prompt_tokens']:,}",
-            (r["prompt_tokens"], 0.9),
+            (r["prompt_tokens"], 0.9 - 0.08 * place),
             (-9, 0),
             xycoords=axes.get_xaxis_transform(),
             textcoords="offset points",

@@ -79,6 +79,7 @@ def _verdict(found: StudyFindings) -> Html:
             if one.asked
             else f"{arm}: nothing was measured."
         )
+    said += [f"{held}." for held in found.result["held"]]
     words = Counter(c["word"] for c in found.result["comparisons"])
     flags = found.result["flags"]
     return headline.box(status, set(words), " ".join(said), headline.counted(words, "The study"), flags)
