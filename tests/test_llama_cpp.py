@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from llmrepro.engines import EngineError, llama_cpp
+from llmrepro.engines import EngineError, _llama_cpp_log, llama_cpp
 
 NEW = frozenset({"--ctx-size", "--threads", "--load-mode", "--ui", "--no-ui", "--spec-draft-n-max", "-c"})
 OLD = frozenset({"--ctx-size", "--threads", "--mlock", "--no-mmap", "--webui", "--no-webui", "--draft-max"})
@@ -56,7 +56,7 @@ def test_a_flag_that_no_build_maps_is_refused_by_name(args):
 
 
 def test_phases_follow_the_engines_own_clock():
-    assert llama_cpp.phases(LOG) == [
+    assert _llama_cpp_log.phases(LOG) == [
         ("read metadata", 0.003558, 0.241744),
         ("load tensors", 0.241744, 0.285797),
         ("allocate KV cache", 0.285797, 0.38421),

@@ -38,11 +38,11 @@ class Asker:
         self.heads: dict[str, str] = {}  # by salt
         self.lengths: dict[str, Lengths] = {}  # by workload
 
-    def ask_all(self, workload: Workload, jobs: list[Job]) -> None:
-        """Warm up, then ask the jobs in order, until the server dies or a case wants one just started; of a ladder
-        nothing at or beyond the rung that failed."""
+    def ask_all(self, workload: Workload, wanted: list[Job]) -> None:
+        """Warm up, then ask what is wanted in order, until the server dies or a case wants one just started; of a
+        ladder nothing at or beyond the rung that failed."""
         before, end = None, len(workload.cases)
-        for job in jobs:
+        for job in wanted:
             if workload.rises and workload.cases.index(job.case) >= end:
                 continue
             steps = protocols.needed(workload, job.case)

@@ -10,7 +10,6 @@ from pathlib import Path
 from llmrepro import memory_use
 
 TAIL_LINES, TAIL_BYTES = 15, 65536
-FROM_OUTSIDE = ", and not by the system for want of memory"
 KEY = "<api key>"  # stands for the key in every file: the key itself goes through a pipe
 
 
@@ -50,19 +49,18 @@ class Boot:
 
     def ran_out_of_memory(self) -> bool:
         """Whether the server, which has died, died for want of memory."""
-        killed = "SIGKILL" in (self.last_words() or "")
-        return memory_use.ran_out(self.tail(200), killed, self.oom_kills)
+        return memory_use.ran_out(self.tail(200), self._signal() == signal.SIGKILL, self.oom_kills)
 
     def killed_by_somebody(self) -> bool:
         """Whether it was killed, and not by the system for want of memory: then it says nothing of the engine."""
-        return FROM_OUTSIDE in (self.last_words() or "") and not self.ran_out_of_memory()
+        counted = None not in (memory_use.kills(), self.oom_kills)
+        return self._signal() == signal.SIGKILL and counted and not self.ran_out_of_memory()
 
     def last_words(self) -> str | None:
         """How the server ended, without its log; None while it lives."""
         gone = self._supervisor.poll() is not None  # asked first: it writes the exit file before it ends
-        try:
-            found = json.loads(exit_file(self.log).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        found = self._exit()
+        if found is None:
             return "the server and its supervisor were killed" if gone else None
         if found["signal"] is not None:
             name = signal.Signals(found["signal"]).name
@@ -78,7 +76,17 @@ class Boot:
             return ", as the system does when memory runs out"
         if now > self.oom_kills:
             return ", and meanwhile the system killed a process for want of memory"
-        return FROM_OUTSIDE
+        return ", and not by the system for want of memory"
+
+    def _exit(self) -> dict | None:
+        """{code, signal, at, reason}, None while it lives or where its supervisor was killed with it."""
+        try:
+            return json.loads(exit_file(self.log).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _signal(self) -> int | None:
+        return (self._exit() or {}).get("signal")
 
     def tail(self, lines: int = TAIL_LINES) -> list[str]:
         """The log's last lines, without the key."""

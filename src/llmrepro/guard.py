@@ -18,9 +18,8 @@ from llmrepro.recipe import Recipe
 from llmrepro.workload import Workload
 from llmrepro.xids import Xid
 
-START_S = (
-    15.0  # until Python has started and NVML was opened, which takes seconds where nothing else uses the driver
-)
+# Until Python has started and NVML was opened, which takes seconds where nothing else uses the driver.
+START_S = 15.0
 END_S = 5.0
 
 
