@@ -17,7 +17,7 @@ import pytest
 from test_server import HOLDS, outcome
 from test_supervisor import FAKE, alive, gone, kill, soon
 
-from llmrepro.execution import repair
+from llmrepro.executed import repair
 
 pytestmark = pytest.mark.engine
 

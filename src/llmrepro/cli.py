@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -24,9 +25,25 @@ EXECUTED = "reproduce.ipynb"  # in the run folder, whichever notebook it was
 UNREADABLE = (ValidationError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 STOPPED_BY = {
     124: ("deadline", "the deadline of the whole run has passed"),
+    125: ("signal", "the matrix that it belongs to was gone"),
     129: ("signal", "stopped by SIGHUP: its terminal was closed"),
     143: ("signal", "stopped by SIGTERM, as a scheduler or a shutdown sends it"),
 }
+
+
+class Duration(click.ParamType):
+    """Seconds, or a number with s, m or h behind it. The value is in seconds."""
+
+    name = "duration"
+
+    def convert(self, value, param, ctx) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
+        if found is None or not float(found[1]):
+            self.fail(f"{value!r} is no time; give seconds, or a number with s, m or h: 90, 15m, 2h", param, ctx)
+        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+DURATION = Duration()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -102,15 +119,17 @@ def _is_text(model: type[BaseModel], name: str) -> bool:
 @main.command()
 @click.argument("recipe", required=False)
 @click.option("--dry-run", is_flag=True, help="only show every command that a run executes here; nothing is run")
+@click.option("--deadline", type=DURATION, help="stop the run, in order, when it has taken so long: 90, 15m, 2h")
 @_options(Parameters, "recipe")
-def run(recipe: str | None, dry_run: bool, **options) -> None:
+def run(recipe: str | None, dry_run: bool, deadline: float | None, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is.
 
     RECIPE is an id of `llmrepro list` (the first when it is left out) or the path of a recipe.json. Values
     marked YAML are written as in --servers '[default]' or --overrides '{workloads.chat.max_tokens: 32}'.
 
     Exits with 0 when the run came to its end, whatever its verdicts are or when this machine lacks something;
-    1 or 2 when it could not begin, 3 when a step failed, 4 when its kernel died, 128 + n when signal n stopped it.
+    1 or 2 when it could not begin, 3 when a step failed, 4 when its kernel died and 5 when that never started, 124
+    at the deadline, 128 + n when signal n stopped it.
     """
     from llmrepro import execution  # papermill takes a second to import: help does not wait
     from llmrepro import notebooks as notebooks_
@@ -128,7 +147,7 @@ def run(recipe: str | None, dry_run: bool, **options) -> None:
         notebook, why = notebooks_.to_execute(new.parameters.recipe)
         if why:
             click.echo(why)
-        code = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)})
+        code = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)}, deadline_s=deadline)
         code = _end(path, code)
     sys.exit(code)
 

@@ -16,7 +16,6 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import nbformat
 import papermill
 import zmq
 from ipykernel.kernelspec import get_kernel_dict
@@ -26,9 +25,11 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from llmrepro import terms
+from llmrepro import executed, terms
 
-OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, DEADLINE = 0, 2, 3, 4, 124  # and 128 + the signal's number
+OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, NOT_STARTED = 0, 2, 3, 4, 5  # and 128 + the signal's number
+DEADLINE, ABANDONED = 124, 125
+PARENT = "LLMREPRO_PARENT"  # the pid of the matrix: a notebook that it began does not outlive it
 PATIENCE_S = 60.0  # from the interrupt to the kill: stopping a server in order takes its grace
 TICK_S = 0.1
 KERNEL_START_S = 120
@@ -66,6 +67,8 @@ class _OwnKernel(AsyncKernelManager):
         spec["argv"][0] = sys.executable
         # Else the debugger warns on stderr, in every run, that it cannot look into frozen modules.
         spec["env"] = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        # Else a random.py that lies where the command was typed is imported for the library's.
+        spec["argv"].append("--InteractiveShellApp.ignore_cwd=True")
         return KernelSpec(**spec)
 
     async def _async_interrupt_kernel(self) -> None:
@@ -80,7 +83,8 @@ class _OwnKernel(AsyncKernelManager):
 
 
 class _Conductor(threading.Thread):
-    """Ends the notebook on a signal or at the deadline: one interrupt, then, after PATIENCE_S, a kill.
+    """Ends the notebook on a signal, at the deadline, or when its matrix is gone: one interrupt, then, after
+    PATIENCE_S, a kill.
 
     One interrupt only, since a second would break the orderly stop that the first began.
     """
@@ -88,6 +92,7 @@ class _Conductor(threading.Thread):
     def __init__(self, deadline_s: float | None):
         super().__init__(daemon=True)
         self.end = None if deadline_s is None else time.monotonic() + deadline_s
+        self.parent = os.environ.get(PARENT)
         self.code: int | None = None  # the exit code once the notebook has been told to stop
         self.kill = False
         self.cell: NotebookNode | None = None  # the one that papermill asked the kernel to run
@@ -103,7 +108,7 @@ class _Conductor(threading.Thread):
 
     def busy(self) -> bool:
         """Whether the kernel is within a cell."""
-        return self.cell is not None and _began(self.cell) and not _ended(self.cell)
+        return self.cell is not None and executed.began(self.cell) and not executed.ended(self.cell)
 
     def run(self) -> None:
         interrupted_at = None
@@ -111,6 +116,8 @@ class _Conductor(threading.Thread):
             now = time.monotonic()
             if self.code is None and self.end is not None and now > self.end:
                 self.code = DEADLINE
+            if self.code is None and self.parent is not None and str(os.getppid()) != self.parent:
+                self.code = ABANDONED
             pid = self.kernels[-1].pid if self.kernels else None
             if self.code is None or pid is None:
                 continue
@@ -158,7 +165,7 @@ def execute(
     notebook, interrupt the running cell and save; the second signal kills the kernel.
 
     Returns 0, 2 (unknown parameter or unreadable notebook: nothing ran), 3 (a cell raised), 4 (the kernel
-    died), 124 (deadline), 128 + the signal's number.
+    died), 5 (it never started), 124 (deadline), 125 (its matrix was gone), 128 + the signal's number.
     """
     out, err = _Echo(sys.stdout), _Echo(sys.stderr)
     wrong = _wrong(notebook, parameters)
@@ -203,7 +210,7 @@ def execute(
         except _Stopped:
             pass
         except (DeadKernelError, RuntimeError) as error:
-            code = KERNEL_DIED
+            code = NOT_STARTED if conductor.cell is None else KERNEL_DIED
             why = (
                 f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} ({error}); the "
                 "usual cause is memory: see the system's log"
@@ -215,52 +222,16 @@ def execute(
                     kill_group(manager.pid)  # what a dead kernel left in its own group
     if conductor.code is not None:
         code = conductor.code
-        why = (
-            f"the notebook's deadline of {deadline_s:g} s has passed"
-            if code == DEADLINE
-            else f"stopped by {signal.Signals(code - 128).name}"
-        ) + f" in {conductor.name or 'the start'}"
+        told = {
+            DEADLINE: f"the notebook's deadline of {deadline_s or 0:g} s has passed",
+            ABANDONED: "its matrix was gone",
+        }
+        why = told.get(code) or f"stopped by {signal.Signals(code - 128).name}"
+        why += f" in {conductor.name or 'the start'}"
     if code != OK:
-        repair(output, why)
+        executed.repair(output, why)
         err.line(f"{why}. The executed notebook is {output}")
     return code
-
-
-def repair(output: Path, why: str) -> None:
-    """Make an executed notebook say what really ran: `completed` only where the kernel answered.
-
-    A cell that had begun and has no answer is `failed`, with `why` as its output when it shows no error; a
-    cell that had not begun is `pending`.
-    """
-    if not output.is_file():
-        return
-    notebook = nbformat.read(output, as_version=4)
-    stopped = False
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and cell.source.strip() and not _ended(cell):
-            stopped = True
-        state = cell.metadata.get("papermill")
-        if not stopped or not state:
-            continue
-        if cell.cell_type == "code" and _began(cell):
-            state.update(status="failed", exception=True)
-            if not any(shown.output_type == "error" for shown in cell.outputs):
-                shown = nbformat.v4.new_output("error", ename="Stopped", evalue=why, traceback=[why])
-                cell.outputs.append(shown)
-        else:
-            state.update(status="pending", exception=None, start_time=None, end_time=None, duration=None)
-    notebook.metadata.setdefault("papermill", {})["exception"] = True
-    part = output.with_name(f".{output.name}.part")
-    nbformat.write(notebook, part)
-    os.replace(part, output)
-
-
-def _began(cell: NotebookNode) -> bool:
-    return "iopub.execute_input" in cell.metadata.get("execution", {})
-
-
-def _ended(cell: NotebookNode) -> bool:
-    return "shell.execute_reply" in cell.metadata.get("execution", {})
 
 
 def _name(cell: NotebookNode, index: int) -> str:
