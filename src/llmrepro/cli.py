@@ -2,48 +2,29 @@
 
 import contextlib
 import json
-import os
-import re
 import shlex
 import sys
 from pathlib import Path
 
 import click
-import yaml
-from pydantic import BaseModel, ValidationError
 
 from llmrepro import catalog, run_folder, terms
 from llmrepro import run as runs
 from llmrepro import study as studies_
+from llmrepro.command_line import DURATION, draw_on_terminal, parameter_options, sentences, values_of
 from llmrepro.comparison import StudyParameters
+from llmrepro.matrix_command import matrix
 from llmrepro.parameters import Parameters, checked, resolved, settled
-from llmrepro.recipe import RecipeError, json_schema
+from llmrepro.recipe import json_schema
 
 COMPARED = "compare.ipynb"
 EXECUTED = "reproduce.ipynb"  # in the run folder, whichever notebook it was
-# What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
-UNREADABLE = (ValidationError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 STOPPED_BY = {
     124: ("deadline", "the deadline of the whole run has passed"),
     125: ("signal", "the matrix that it belongs to was gone"),
     129: ("signal", "stopped by SIGHUP: its terminal was closed"),
     143: ("signal", "stopped by SIGTERM, as a scheduler or a shutdown sends it"),
 }
-
-
-class Duration(click.ParamType):
-    """Seconds, or a number with s, m or h behind it. The value is in seconds."""
-
-    name = "duration"
-
-    def convert(self, value, param, ctx) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
-        if found is None or not float(found[1]):
-            self.fail(f"{value!r} is no time; give seconds, or a number with s, m or h: 90, 15m, 2h", param, ctx)
-        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-DURATION = Duration()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -87,40 +68,11 @@ def doctor(recipe: str | None) -> None:
         raise click.ClickException(f"{faults} thing{'s' * (faults > 1)} to mend; each next step stands above")
 
 
-def _options(model: type[BaseModel], *arguments: str):
-    """One option per parameter of a notebook, so that both are the same list, but for the command's arguments."""
-
-    def add(command):
-        for name, field in reversed(model.model_fields.items()):
-            if name in arguments:
-                continue
-            flag = f"--{name.replace('_', '-')}"
-            if field.annotation is bool:
-                command = click.option(flag, is_flag=True, default=None, help=field.description)(command)
-            else:
-                shown = None if field.default in (None, {}) else field.default
-                command = click.option(
-                    flag,
-                    metavar="TEXT" if _is_text(model, name) else "YAML",
-                    show_default=shown or False,
-                    help=field.description,
-                )(command)
-        return command
-
-    return add
-
-
-def _is_text(model: type[BaseModel], name: str) -> bool:
-    """Whether a parameter is a text, which is taken as it stands: 007 stays 007."""
-    annotation = str(model.model_fields[name].annotation)
-    return not any(word in annotation for word in ("int", "list", "dict"))
-
-
 @main.command()
 @click.argument("recipe", required=False)
 @click.option("--dry-run", is_flag=True, help="only show every command that a run executes here; nothing is run")
 @click.option("--deadline", type=DURATION, help="stop the run, in order, when it has taken so long: 90, 15m, 2h")
-@_options(Parameters, "recipe")
+@parameter_options(Parameters, "recipe")
 def run(recipe: str | None, dry_run: bool, deadline: float | None, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is.
 
@@ -134,15 +86,15 @@ def run(recipe: str | None, dry_run: bool, deadline: float | None, **options) ->
     from llmrepro import execution  # papermill takes a second to import: help does not wait
     from llmrepro import notebooks as notebooks_
 
-    with _sentences():
-        given = _given(Parameters, options) | ({"recipe": recipe} if recipe else {})
+    with sentences():
+        given = values_of(Parameters, options) | ({"recipe": recipe} if recipe else {})
         if dry_run:
             return _dry_run(checked(given))
         new = runs.create(checked(given))
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
         path = new.path
-        _draw_on_terminal()
+        draw_on_terminal()
         click.echo(f"{new.recipe.id} → {path}")
         notebook, why = notebooks_.to_execute(new.parameters.recipe)
         if why:
@@ -171,7 +123,7 @@ def _dry_run(params: Parameters) -> None:
 
 @main.command()
 @click.argument("study_or_runs", nargs=-1)
-@_options(StudyParameters, "study", "runs")
+@parameter_options(StudyParameters, "study", "runs")
 def compare(study_or_runs: tuple[str, ...], **options) -> None:
     """Measure the arms of a STUDY in turns and hold them against each other, or compare RUNS that are there.
 
@@ -180,42 +132,23 @@ def compare(study_or_runs: tuple[str, ...], **options) -> None:
     """
     from llmrepro import comparison, execution
 
-    with _sentences():
+    with sentences():
         folders = [given for given in study_or_runs if Path(given).expanduser().is_dir()]
         studies = [given for given in study_or_runs if given not in folders]
         if len(studies) > 1:
             raise run_folder.RunError(f"{studies[1]!r} is no run folder, and only one study can be given")
-        given = _given(StudyParameters, options) | ({"runs": folders} if folders else {})
+        given = values_of(StudyParameters, options) | ({"runs": folders} if folders else {})
         given |= {"study": studies[0]} if studies else {"study": None} if folders else {}
         new = comparison.create(checked(given, StudyParameters))
         path, name = new.path, new.study.id
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
-        _draw_on_terminal()
+        draw_on_terminal()
         click.echo(f"{name} → {path}")
         notebook = catalog.home().parent / "notebooks" / COMPARED
         code = execution.execute(notebook, path / COMPARED, {**asked, "resume": str(path)})
         code = _end(path, code)
     sys.exit(code)
-
-
-def _draw_on_terminal() -> None:
-    """Tell the kernel, which has no terminal of its own, where its progress can be drawn."""
-    if sys.stdout.isatty():
-        os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
-
-
-def _given(model: type[BaseModel], options: dict) -> dict:
-    return {n: _value(model, n, v) for n, v in options.items() if v is not None}
-
-
-def _value(model: type[BaseModel], name: str, given):
-    if _is_text(model, name) or isinstance(given, bool):
-        return given
-    try:
-        return yaml.safe_load(given)
-    except yaml.YAMLError as error:
-        raise run_folder.RunError(f"--{name.replace('_', '-')} {given!r} is no YAML: {error}") from None
 
 
 def _end(path: Path, code: int) -> int:
@@ -280,8 +213,11 @@ def report(folder: Path) -> None:
 def _report(folder: Path) -> Path:
     from llmrepro import report as made  # matplotlib and nbconvert, which nothing else here needs
 
-    with _sentences():
+    with sentences():
         return made.write(folder)
+
+
+main.add_command(matrix)
 
 
 @main.command("import")
@@ -298,7 +234,7 @@ def import_(file: Path, recipe: str | None, server: str | None, suites: tuple[st
     """
     from llmrepro import imported, pairing, receipt_results
 
-    with _sentences():
+    with sentences():
         pairs = [pair.partition("=") for pair in suites]
         if wrong := [suite for suite, sign, workload in pairs if not (suite and sign and workload)]:
             raise run_folder.RunError(f"--map {wrong[0]!r} is not of the form suite=workload")
@@ -341,7 +277,7 @@ def new(recipe: str, to: Path | None, claims_from: Path | None) -> None:
     """
     from llmrepro import adoption
 
-    with _sentences():
+    with sentences():
         made = adoption.adopt(recipe, to, claims_from)
     click.echo(f"{made.recipe.id} → {made.folder}")
     click.echo(f"wrote {', '.join(made.files)}")
@@ -375,21 +311,3 @@ def notebooks() -> None:
         click.echo(f"{what:<9} {path}")
     if any(what == "no recipe" for what, _ in done):
         click.echo("a notebook without a recipe is not deleted here: delete it if its recipe is gone")
-
-
-@contextlib.contextmanager
-def _sentences():
-    """What a person can mend is shown as its sentence, without a traceback."""
-    try:
-        yield
-    except (RecipeError, run_folder.RunError) as error:
-        raise click.ClickException(str(error)) from None
-    except UNREADABLE as error:
-        raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); a file of it "
-            "was changed, or it is of another version of the kit: restore it, or start a new run"
-        ) from None
-    except OSError as error:
-        raise click.ClickException(
-            f"{error}; make room, or choose another folder, then go on with --resume"
-        ) from None

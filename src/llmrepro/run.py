@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import catalog, own_prompts
+from llmrepro import catalog, earlier_runs, own_prompts
 from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
@@ -46,13 +46,19 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     own = own_prompts.by_hash(params.prompts_file)
     texts = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
     run.write_json("prompts.json", texts)
+    run.write_json(earlier_runs.PINS, earlier_runs.pins(folder))
     run.set_status("running", "card")
     return run
 
 
+def base_of(runs_dir: str | None) -> Path:
+    """Where run folders go: `runs_dir`, else runs/ of the project."""
+    return Path(runs_dir).expanduser().resolve() if runs_dir else catalog.home().parent / "runs"
+
+
 def new_folder(runs_dir: str | None, name: str) -> Path:
     """A folder `<runs_dir>/<name>/<UTC time>/` that was not there before. Raises RunError."""
-    base = Path(runs_dir).expanduser().resolve() if runs_dir else catalog.home().parent / "runs"
+    base = base_of(runs_dir)
     for attempt in range(100):
         path = base / name / (stamp() + (f"-{attempt}" if attempt else ""))
         try:
@@ -133,8 +139,15 @@ def _resumed(params: Parameters) -> Run:
             f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
             "cannot be mixed with new ones; start a new run"
         )
+    beside = catalog.path_of(was.recipe).parent
+    pinned = path / earlier_runs.PINS
+    if pinned.exists() and earlier_runs.pins(beside) != read_json(pinned):
+        raise RunError(
+            f"resume: a lock of {committed.id} has changed since {path} was begun, so another engine would answer "
+            "the rest; start a new run"
+        )
     trusting = was.model_copy(update={"trust": was.trust or params.trust})
-    trusted(committed, trusting, catalog.path_of(was.recipe).parent)
+    trusted(committed, trusting, beside)
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", trusting.model_dump())

@@ -94,6 +94,12 @@ def machine(run: Run) -> None:
             run.write_json("machine.json", running_server.elsewhere(url, facts))
             table("This machine, which asks", [*machine_.told(facts), ("the server's machine", "not known here")])
             return
+        other = machine_.differing(earlier, facts) if earlier else []
+        if other and (run.path / "records.jsonl").exists():
+            raise RunError(
+                f"resume: the {' and '.join(other)} of this machine {'are' if len(other) > 1 else 'is'} not what "
+                f"{run.path} was begun with, so its records cannot be mixed with new ones; start a new run"
+            )
         run.write_json("machine.json", facts)
         lacking = lacks(run)
         if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
