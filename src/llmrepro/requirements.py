@@ -8,6 +8,9 @@ from llmrepro import environment, gpus
 from llmrepro.recipe import Needs, Recipe
 
 
+DISK = "the disk of the kit's cache"  # as a run's own pages call it: a path would tell of this machine
+
+
 def of(recipe: Recipe) -> Needs:
     """A recipe's needs, with the commands that its kind of install takes."""
     taken = {"git": ["git"], "container": ["podman|docker"]}.get(recipe.engine.install.kind, [])

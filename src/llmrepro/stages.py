@@ -114,7 +114,7 @@ def lacks(run: Run) -> list[str]:
     if run.parameters.server_url is not None:  # whatever it needs, it runs
         return []
     facts = run_folder.read_json(run.path / "machine.json")
-    found = requirements.missing(run.recipe, facts, "the disk of the kit's cache")
+    found = requirements.missing(run.recipe, facts, requirements.DISK)
     return [*(["published mode was asked for"] if run.parameters.mode == "published" else []), *found]
 
 
