@@ -39,6 +39,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_environment.py
 	$(BIN)/python tests/bench_telemetry.py
+	$(BIN)/python tests/bench_matrix.py
 
 # Other clients beside this kit's: about 1 GB of packages while it runs, vLLM's environment (3 GB) where it is not
 # cached, and half an hour on two cores.

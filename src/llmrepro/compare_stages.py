@@ -8,7 +8,7 @@ from typing import Any
 from IPython.display import display
 
 from llmrepro import charts as charts_
-from llmrepro import comparison, jobs, locks, occupancy, run_folder, stages, study_results
+from llmrepro import comparison, jobs, locks, occupancy, requirements, run_folder, stages, study_results
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
@@ -75,6 +75,7 @@ def _plan(compared: StudyRun) -> str:
 
 def machine(compared: StudyRun) -> None:
     """What this machine is, and what each arm needs that it lacks."""
+    requirements.look_again()
     with compared.stage("machine"):
         if compared.parameters.runs:
             return

@@ -1,5 +1,8 @@
 """What an executed notebook says of its cells, made true after an end that papermill did not see."""
 
+import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
+
+# isort: split
 import os
 from pathlib import Path
 

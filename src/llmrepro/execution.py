@@ -4,6 +4,9 @@ papermill alone logs an unknown parameter and goes on, dies at once of SIGTERM, 
 notebook, and calls every cell completed after its kernel has died. To be called in a process of its own.
 """
 
+import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
+
+# isort: split
 import logging
 import os
 import re

@@ -99,7 +99,6 @@ def plan(choice: Choice, given: dict, *, force: bool = False) -> list[Cell]:
     checked({**given, "recipe": catalog.DEFAULT})
     cache = machine.cache_dir()
     facts = machine.describe(cache)
-    pythons: dict = {}
     cells = []
     for name in names:
         try:
@@ -110,7 +109,7 @@ def plan(choice: Choice, given: dict, *, force: bool = False) -> list[Cell]:
         except (RecipeError, RunError) as error:
             cells.append(Cell(name, name, "refuse", str(error)))
             continue
-        lacking = requirements.missing(recipe, facts, requirements.DISK, pythons)
+        lacking = requirements.missing(recipe, facts, requirements.DISK)
         if (choice.engines and recipe.engine.name not in choice.engines) or (choice.here and lacking):
             continue
         published = ["published mode was asked for"] if params.mode == "published" else []

@@ -1,5 +1,8 @@
 """A page as HTML: sections in the order in which they are shown, by nbconvert and the template of this kit."""
 
+import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
+
+# isort: split
 import os
 from importlib import resources
 from pathlib import Path
