@@ -17,6 +17,7 @@ from llmrepro import (
     cli,
     comparison,
     confinement,
+    deviations,
     imported,
     report,
     results,
@@ -72,21 +73,19 @@ def test_a_folder_as_the_kit_wrote_it_is_whole_and_nothing_in_it_is_written(run,
     assert files(run) == before
 
 
-def test_the_command_says_which_are_whole_and_exits_so(run, finished):
-    """With the process of its own that reads each."""
-    edit(run / "result.json", '"word": "', '"word": "not_')
-    answered = CliRunner().invoke(cli.main, ["verify", str(finished), str(run)])
-    lines = answered.output.splitlines()
-    assert (answered.exit_code, lines[0]) == (1, f"whole     {finished}")
-    assert lines[1] == f"not whole {run}"
-    assert lines[2].startswith("  result.json is not what its records give")
+def test_the_command_says_which_are_whole_and_exits_so(finished):
+    """With the process of its own that reads a folder."""
+    asked = CliRunner().invoke(cli.main, ["verify", str(finished), str(finished.parent)])
+    whole, not_whole, why = asked.output.splitlines()
+    assert (whole, not_whole) == (f"whole     {finished}", f"not whole {finished.parent}")
+    assert why.startswith("  the folder is no run folder")
+    assert asked.exit_code == 1
 
 
-@pytest.mark.parametrize("times", [1, 40])
-def test_a_records_time_that_was_edited_is_told_with_what_it_changed(run, here, times):
+def test_a_records_time_that_was_edited_is_told_with_what_it_changed(run, here):
     lines = (run / "records.jsonl").read_text().splitlines(keepends=True)
     record = json.loads(lines[3])
-    record["events"] = [[t * (1 - times / 1000), *rest] for t, *rest in record["events"]]
+    record["events"] = [[t * 0.99, *rest] for t, *rest in record["events"]]
     lines[3] = json.dumps(record) + "\n"
     (run / "records.jsonl").write_text("".join(lines))
     found = told(run)
@@ -170,19 +169,17 @@ def test_a_chart_of_other_records_is_told(run, here):
     assert "drawn otherwise" in found["figures/startup.svg"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("<main", "<script>alert(1)</script><main", "it says '"),
-        ("base64,", "base64,AAAA", "its words are those of the records, and its pictures are not"),
-        ("<main", "<main onclick='alert(1)'", "its words are those of the records, and its HTML is not"),
-    ],
-)
-def test_a_page_that_was_edited_is_told_with_what_of_it(run, here, old, new, said):
-    edit(run / "report.html", old, new)
+def test_a_page_that_was_edited_is_told_with_what_of_it(run, here):
+    page = (run / "report.html").read_text(encoding="utf-8")
+    edit(run / "report.html", "<main", "<script>alert(1)</script><main")
     found = told(run)
     assert list(found) == ["report.html"]
-    assert f"is not the page of this folder: {said}" in found["report.html"]
+    assert "is not the page of this folder: it says '" in found["report.html"]
+    assert "alert(1)" in found["report.html"]
+    other_picture, other_html = page.replace("base64,", "base64,AAAA", 1), page.replace("<main", "<main id='x'", 1)
+    assert deviations.of_pages(page, page) == ""
+    assert deviations.of_pages(other_picture, page).endswith("and its pictures are not")
+    assert deviations.of_pages(other_html, page).endswith("and its HTML is not")
 
 
 def test_a_prompt_that_was_edited_is_told_by_its_own_sha256(run, here):
@@ -271,9 +268,7 @@ def outside(tmp_path, monkeypatch):
     assert not [path for path in OPENED if path.startswith(str(place))]
 
 
-@pytest.mark.parametrize(
-    "name", ["records.jsonl", "status.json", "boots/1.json", "boots", "result.json", "figures"]
-)
+@pytest.mark.parametrize("name", ["records.jsonl", "boots/1.json", "boots", "result.json", "figures"])
 def test_a_link_is_told_and_not_followed(run, outside, here, name):
     target = outside / "records.jsonl" if "." in name else outside
     shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
@@ -323,9 +318,7 @@ def test_a_broken_file_is_a_sentence(run, here, name, content, said):
     assert "llmrepro-verify-" not in str(found)  # the copy that was read is nobody's concern
 
 
-@pytest.mark.parametrize(
-    "content", [b"[]", b"{", b'{"inputs": 7}', b'{"inputs": {"a": []}}', b"[" * 100_000, b"\xff"]
-)
+@pytest.mark.parametrize("content", [b"[]", b'{"inputs": {"a": []}}', b"[" * 100_000])
 def test_a_broken_result_is_told_and_the_records_are_read_all_the_same(run, here, content):
     (run / "result.json").write_bytes(content)
     found = told(run)
@@ -337,8 +330,8 @@ def test_what_takes_too_long_or_too_much_memory_is_ended(run, monkeypatch):
     monkeypatch.setattr(confinement, "LIMIT_S", 0.2)
     assert told(run) == {"": "takes more than 0.2 s to read"}
     monkeypatch.setattr(confinement, "LIMIT_S", 60.0)
-    monkeypatch.setattr(confinement, "LIMIT_GIB", 0.5)
-    (run / "records.jsonl").write_bytes(b"[]\n" * 4_000_000)
+    monkeypatch.setattr(confinement, "LIMIT_GIB", 0.3)
+    (run / "records.jsonl").write_bytes(b"[]\n" * 2_500_000)
     assert "takes more memory to read than it may have" in told(run)[""]
 
 
