@@ -6,6 +6,12 @@ from browser import chromium
 from llmrepro import catalog, environment, preparation
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_locks(tmp_path_factory):
+    """What the tests run waits for nothing that is measured on this machine, and nothing waits for them."""
+    os.environ["LLMREPRO_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
+
+
 def pytest_runtest_setup(item):
     """Without Chromium a browser test is skipped and says so; in CI that would hide it, so there it fails."""
     if item.get_closest_marker("browser") and not chromium():

@@ -8,13 +8,14 @@ from typing import Any
 from IPython.display import display
 
 from llmrepro import charts as charts_
-from llmrepro import comparison, jobs, run_folder, stages, study_results
+from llmrepro import comparison, jobs, locks, occupancy, run_folder, stages, study_results
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro.cells import assigned_in_parameter_cells, table
 from llmrepro.comparison import StudyParameters, StudyRun
 from llmrepro.differences import Setup, line
+from llmrepro.locks import Part
 from llmrepro.notation import plural
 from llmrepro.parameters import checked
 from llmrepro.run import Run
@@ -88,7 +89,8 @@ def machine(compared: StudyRun) -> None:
                 on_cpu |= not lacking and not run.recipe.needs.gpu_count
                 rows.append((f"arm {arm}", "; ".join(lacking) or "can run here"))
         if on_cpu:
-            facts["memory"] |= machine_.measured_bandwidth(earlier)
+            with locks.held([Part("cpu", alone=True)], compared.path):
+                facts["memory"] |= machine_.measured_bandwidth(earlier)
         for one in (compared, *compared.arms.values()):
             one.write_json("machine.json", facts)
         table("This machine", [*machine_.told(facts), *rows])
@@ -120,8 +122,10 @@ def measure(compared: StudyRun) -> None:
                 print(f"boot {boot + 1} of {boots} · {names[id(run)]}")
                 stages.measure(run, boot)
 
+        parts = [part for run in live.values() for part in occupancy.of(run)]
         try:
-            comparison.take_turns(live, boots, turn)
+            with locks.held(parts, compared.path):  # over all turns: nobody slips in between two boots
+                comparison.take_turns(live, boots, turn)
         except BaseException as error:
             _end_with(compared, error)
             raise

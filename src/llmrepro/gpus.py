@@ -58,6 +58,16 @@ def taken_gib() -> float | None:
     return round(sum(m.used for m in seen) / GIB, 3) if seen and None not in seen else None
 
 
+def uuids(count: int) -> list[str]:
+    """What names the first `count` visible cards: the UUID, or the index of one that tells none."""
+    try:
+        with opened():
+            seen = [(gpu, asked(pynvml.nvmlDeviceGetUUID, gpu.handle)) for gpu in visible()]
+    except pynvml.NVMLError:
+        return []
+    return [uuid or str(gpu.index) for gpu, uuid in seen][:count]
+
+
 def power_limit_command(gpu: int, watts: float) -> str:
     """What a person types to set a card's power limit; it needs root, and lasts until the driver is unloaded."""
     return f"sudo nvidia-smi -i {gpu} -pl {watts:g}"

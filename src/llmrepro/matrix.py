@@ -110,7 +110,7 @@ def plan(choice: Choice, given: dict, *, force: bool = False) -> list[Cell]:
         except (RecipeError, RunError) as error:
             cells.append(Cell(name, name, "refuse", str(error)))
             continue
-        lacking = requirements.missing(recipe, facts, cache, pythons)
+        lacking = requirements.missing(recipe, facts, requirements.DISK, pythons)
         if (choice.engines and recipe.engine.name not in choice.engines) or (choice.here and lacking):
             continue
         published = ["published mode was asked for"] if params.mode == "published" else []

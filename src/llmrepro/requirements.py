@@ -7,6 +7,9 @@ from pathlib import Path
 from llmrepro import environment, gpus
 from llmrepro.recipe import Needs, Recipe
 
+GIB = 2**30
+DISK = "the disk of the kit's cache"  # as a run's own pages call it: a path would tell of this machine
+
 
 def of(recipe: Recipe) -> Needs:
     """A recipe's needs, with the commands that its kind of install takes."""
@@ -27,7 +30,21 @@ def missing(
     if wanted not in known:
         known[wanted] = lacks_python(wanted)
     python = known[wanted]
-    return [*lacks(of(recipe), facts, folder), *([python] if python else [])]
+    room = _lacks_room(recipe, facts)
+    return [*lacks(of(recipe), facts, folder), *(sentence for sentence in (room, python) if sentence)]
+
+
+def _lacks_room(recipe: Recipe, facts: dict) -> str | None:
+    """The sentence of memory that is there and taken by other programs: the weights must fit into what is free."""
+    sizes = [file.bytes for file in recipe.model.files]
+    if recipe.needs.gpu_count or not sizes or None in sizes:
+        return None
+    wanted, free = sum(sizes) / GIB, facts["memory"]["available_gib"]
+    if free >= wanted:
+        return None
+    return (
+        f"needs {wanted:.3g} GiB of free memory for the weights, and {free:g} GiB are free now; end other programs"
+    )
 
 
 def lacks_python(wanted: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """A run of one recipe: what it was asked, and what its folder holds of boots and records."""
 
+import shutil
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,6 +10,8 @@ from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import Folder, RunError, read_json, stamp
+
+LEAST_FREE_BYTES = 100e6  # of the disk that a run folder is made on: records, logs, figures and a page
 
 
 class Run(Folder):
@@ -59,6 +62,11 @@ def base_of(runs_dir: str | None) -> Path:
 def new_folder(runs_dir: str | None, name: str) -> Path:
     """A folder `<runs_dir>/<name>/<UTC time>/` that was not there before. Raises RunError."""
     base = base_of(runs_dir)
+    there = next(folder for folder in (base, *base.parents) if folder.exists())
+    if (free := shutil.disk_usage(there).free) < LEAST_FREE_BYTES:
+        raise RunError(
+            f"{base} has {free / 1e6:.0f} MB free, and a run wants 100; make room or give another runs_dir"
+        )
     for attempt in range(100):
         path = base / name / (stamp() + (f"-{attempt}" if attempt else ""))
         try:

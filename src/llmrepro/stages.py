@@ -15,6 +15,8 @@ from llmrepro import (
     environment,
     guard_log,
     jobs,
+    locks,
+    occupancy,
     preparation,
     prompts,
     requirements,
@@ -103,7 +105,8 @@ def machine(run: Run) -> None:
         run.write_json("machine.json", facts)
         lacking = lacks(run)
         if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
-            facts["memory"] |= machine_.measured_bandwidth(earlier)
+            with locks.held(occupancy.of(run), run.path):
+                facts["memory"] |= machine_.measured_bandwidth(earlier)
             run.write_json("machine.json", facts)
         this = ("this recipe", "; ".join(lacking) or "can run here")
         table("This machine", [*machine_.told(facts), this])
@@ -114,7 +117,7 @@ def lacks(run: Run) -> list[str]:
     if run.parameters.server_url is not None:  # whatever it needs, it runs
         return []
     facts = run_folder.read_json(run.path / "machine.json")
-    found = requirements.missing(run.recipe, facts, "the disk of the kit's cache")
+    found = requirements.missing(run.recipe, facts, requirements.DISK)
     return [*(["published mode was asked for"] if run.parameters.mode == "published" else []), *found]
 
 
@@ -172,13 +175,18 @@ def measure(run: Run, only: int | None = None) -> None:
     with run.stage("measure"):
         if lacks(run):
             return
-        if run.parameters.server_url is not None:
-            workloads.measure(run, None, None, only)
-            return
-        made, files = (run_folder.read_json(run.path / n) for n in ("environment.json", "weights.json"))
-        where = [machine_.expanded(told["path"]) for told in (made, files)]
-        draft = machine_.expanded(files["draft"]["path"]) if "draft" in files else None
-        workloads.measure(run, *where, only, made.get("exports"), draft)
+        with locks.held(occupancy.of(run), run.path):
+            _measure(run, only)
+
+
+def _measure(run: Run, only: int | None) -> None:
+    if run.parameters.server_url is not None:
+        workloads.measure(run, None, None, only)
+        return
+    made, files = (run_folder.read_json(run.path / n) for n in ("environment.json", "weights.json"))
+    where = [machine_.expanded(told["path"]) for told in (made, files)]
+    draft = machine_.expanded(files["draft"]["path"]) if "draft" in files else None
+    workloads.measure(run, *where, only, made.get("exports"), draft)
 
 
 def results(run: Run) -> None:
