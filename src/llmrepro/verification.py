@@ -127,6 +127,8 @@ def _of_result(folder: Path, there: Path, below: str, compute: Callable[[Path], 
     (place / "result.json").write_text(_text(told), encoding="utf-8")
     if status["outcome"] == "interrupted":
         yield Finding(f"{below}status.json", "says running, and nobody runs it: it was interrupted", True)
+    if earlier is None and below:  # runs that were compared as they are have none
+        return
     if earlier is None and status["outcome"] in ENDED:
         yield Finding(name, f"is missing, though the run is {status['outcome']}")
     elif earlier is None:
