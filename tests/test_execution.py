@@ -28,7 +28,7 @@ from llmrepro import execution
 notebook, output, parameters, deadline_s, patience_s = sys.argv[1:]
 execution.PATIENCE_S = float(patience_s)
 sys.exit(execution.execute(Path(notebook), Path(output), json.loads(parameters),
-                           deadline_s=float(deadline_s) if deadline_s else None))
+                           deadline_s=float(deadline_s) if deadline_s else None).code)
 """
 MEASURE = """
 print("interpreter", sys.executable, flush=True)

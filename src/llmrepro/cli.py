@@ -99,8 +99,8 @@ def run(recipe: str | None, dry_run: bool, deadline: float | None, **options) ->
         notebook, why = notebooks_.to_execute(new.parameters.recipe)
         if why:
             click.echo(why)
-        code = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)}, deadline_s=deadline)
-        code = _end(path, code)
+        ended = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)}, deadline_s=deadline)
+        code = _end(path, *ended)
     sys.exit(code)
 
 
@@ -146,18 +146,25 @@ def compare(study_or_runs: tuple[str, ...], **options) -> None:
         draw_on_terminal()
         click.echo(f"{name} → {path}")
         notebook = catalog.home().parent / "notebooks" / COMPARED
-        code = execution.execute(notebook, path / COMPARED, {**asked, "resume": str(path)})
-        code = _end(path, code)
+        code = _end(path, *execution.execute(notebook, path / COMPARED, {**asked, "resume": str(path)}))
     sys.exit(code)
 
 
-def _end(path: Path, code: int) -> int:
-    """Say how a run ended; what there is of it gets a report even when it did not get to its own."""
+def _end(path: Path, code: int, why: str = "") -> int:
+    """Say how a run ended; what there is of it gets a report even when it did not get to its own.
+
+    `why` is what the execution of its notebook knows of the end. The kernel knew only that it was interrupted, or
+    nothing at all.
+    """
     status = run_folder.status(path)
-    if status["outcome"] == "stopped" and code in STOPPED_BY:  # the kernel knows only that it was interrupted
+    more = {}
+    if status["outcome"] == "stopped" and code in STOPPED_BY:
+        more = dict(zip(("stopped_by", "reason"), STOPPED_BY[code], strict=True))
+    elif status["outcome"] == "interrupted" and not run_folder.held(path):
+        more = {"reason": why or "its notebook came to its end and made no report"}
+    if more:
         with contextlib.closing(run_folder.Folder(path)) as run:
-            by, reason = STOPPED_BY[code]
-            run.set_status("stopped", status["stage"], stopped_by=by, reason=reason, next_step=status["next_step"])
+            run.set_status(status["outcome"], status["stage"], next_step=status["next_step"], **more)
         status = run_folder.status(path)
     click.echo(f"{status['outcome']}" + (f": {status['reason']}" if status.get("reason") else ""))
     if status.get("next_step"):

@@ -11,11 +11,15 @@ def repair(output: Path, why: str) -> None:
     """Make an executed notebook say what really ran: `completed` only where the kernel answered.
 
     A cell that had begun and has no answer is `failed`, with `why` as its output when it shows no error; a
-    cell that had not begun is `pending`.
+    cell that had not begun is `pending`. A file that was being written, and is half of a notebook, goes aside.
     """
     if not output.is_file():
         return
-    notebook = nbformat.read(output, as_version=4)
+    try:
+        notebook = nbformat.read(output, as_version=4)
+    except ValueError:  # nbformat's own are of that kind
+        os.replace(output, output.with_name(f"{output.name}.torn"))
+        return
     stopped = False
     for cell in notebook.cells:
         if cell.cell_type == "code" and cell.source.strip() and not ended(cell):

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import papermill
 import zmq
@@ -36,6 +37,13 @@ KERNEL_START_S = 120
 IOPUB_TIMEOUT_S = 60  # papermill's 4 s lose the end of a cell on a loaded machine
 TMPDIR_MAX_BYTES = 75  # a socket's path has 107 bytes at most, and folder and name come behind
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?")  # a cell id that nobody chose
+
+
+class Execution(NamedTuple):
+    """How an execution went: its exit code, and a sentence where that is not 0."""
+
+    code: int
+    why: str = ""
 
 
 class _Stopped(Exception):
@@ -157,21 +165,21 @@ def execute(
     *,
     deadline_s: float | None = None,
     kernel_name: str = "python3",
-) -> int:
+) -> Execution:
     """Run `notebook` with `parameters` into `output`; call it in the main thread of its own process.
 
     The kernel is this interpreter; `kernel_name` is only what the output notebook says. Cells' output goes to
     stdout, what went wrong to stderr. The first SIGTERM, SIGINT or SIGHUP, and the deadline for the whole
     notebook, interrupt the running cell and save; the second signal kills the kernel.
 
-    Returns 0, 2 (unknown parameter or unreadable notebook: nothing ran), 3 (a cell raised), 4 (the kernel
+    Its code is 0, 2 (unknown parameter or unreadable notebook: nothing ran), 3 (a cell raised), 4 (the kernel
     died), 5 (it never started), 124 (deadline), 125 (its matrix was gone), 128 + the signal's number.
     """
     out, err = _Echo(sys.stdout), _Echo(sys.stderr)
     wrong = _wrong(notebook, parameters)
     if wrong:
         err.line(wrong)
-        return BAD_PARAMETERS
+        return Execution(BAD_PARAMETERS, wrong)
     output.parent.mkdir(parents=True, exist_ok=True)
     conductor = _Conductor(deadline_s)
 
@@ -231,7 +239,7 @@ def execute(
     if code != OK:
         executed.repair(output, why)
         err.line(f"{why}. The executed notebook is {output}")
-    return code
+    return Execution(code, why)
 
 
 def _name(cell: NotebookNode, index: int) -> str:

@@ -67,12 +67,12 @@ def not_reached(left: Cell, why: str) -> Row:
 
 
 def _last_words(done: Cell, row: Row) -> str:
-    """What the process of a run said last, where its status does not tell how it ended."""
+    """The sentence with which the process of a run refused to begin: then its status does not tell."""
     said = done.folder / cell.SAID
     if row.outcome not in ("interrupted", "unreadable") or done.end.why or not said.exists():
         return ""
-    lines = [s for s in said.read_text(encoding="utf-8", errors="replace").splitlines() if s.strip()]
-    return f"it said last: {lines[-1][:LAST_WORDS]}" if lines else ""
+    *_, last = ["", *said.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return last.removeprefix("Error: ")[:LAST_WORDS] if last.startswith("Error: ") else ""
 
 
 def of_folder(path: Path, runs_dir: Path, did: Did = "there before") -> Row:
