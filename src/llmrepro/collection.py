@@ -248,7 +248,6 @@ def _placed(folder: Path, of: Kind, root: Path, name: str, files: dict[str, str]
             if not place.is_dir():
                 raise
             others.append(place)
-    raise AssertionError
 
 
 def _otherwise(others: list[Path], files: dict[str, str]) -> str:
