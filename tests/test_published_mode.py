@@ -343,4 +343,8 @@ def test_a_studys_cells_say_how_many_claims_there_are_and_print_no_verdicts(tmp_
     assert "9 claims" in said and "Nothing was measured here." in said
     assert "not evaluated" not in said
     assert "mk_server.py -c 65536 -d 4" in said and "vllm serve" in said
+    compare_stages.finish(compared)
+    for arm in compared.arms.values():
+        verdicts = read_json(arm.path / "result.json")["verdicts"]
+        assert all(v["reason"].startswith("lacking: ") for v in verdicts), "each arm's own result tells its end"
     compared.close()

@@ -227,6 +227,28 @@ def _report(folder: Path) -> Path:
 main.add_command(matrix)
 
 
+@main.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+def verify(folders: tuple[Path, ...]) -> None:
+    """Whether run folders are what they were: every number on a page made again from the records.
+
+    RUN is the folder of a run, of a study or of an import, from here or copied from another machine. A line says
+    for each whether it is whole, then one for every file that is not what it was, and why. Nothing is written.
+
+    Exits with 0 when all are whole, else with 1.
+    """
+    from llmrepro import verification  # matplotlib and nbconvert, as above
+
+    broken = 0
+    for folder in folders:
+        found = verification.verify(folder)
+        click.echo(f"{'whole' if found.whole else 'not whole':<9} {folder}")
+        for one in found.findings:
+            click.echo(f"  {one.file or 'the folder'} {one.sentence}")
+        broken += not found.whole
+    sys.exit(1 if broken else 0)
+
+
 @main.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--recipe", help="a recipe whose claims are shown beside the numbers: id, or path of a recipe.json")

@@ -186,6 +186,7 @@ def finish(compared: StudyRun) -> None:
     for arm, run in compared.arms.items():
         with run.stage("report"):
             stages.finish(run)
+            run.write_json("result.json", results_.compute(run.path))  # a verdict tells how the arm ended
         ends[arm] = run_folder.status(run.path, page=False)
     for outcome, stage in (("stopped", "measure"), ("lacking", "report")):
         ended = {arm: end for arm, end in ends.items() if end["outcome"] == outcome}

@@ -209,7 +209,7 @@ def go_on(path: Path) -> str:
 def held(path: Path) -> bool:
     """Whether a live process holds the folder's lock."""
     try:
-        fd = os.open(path / ".lock", os.O_RDWR)
+        fd = os.open(path / ".lock", os.O_RDONLY)
     except OSError:
         return False
     try:
