@@ -4,6 +4,7 @@ Run as the cell's process, in the place of `python -m llmrepro`. What takes seco
 measured bandwidth and the figures, is left out of the notebook, and the weights are the rig's own.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -28,13 +29,19 @@ _machine.measured_bandwidth, _charts.draw = lambda earlier: {{}}, lambda path: [
 _ready, _own = _preparation.ready, {str(RECIPE.parent / "m.gguf")!r}
 _preparation.ready = lambda model, env, log, own, before: _ready(model, env, log, _own, before)
 """
+if ACT == "loading":  # an engine that is broken
+    QUICK += """
+from llmrepro import engines as _engines
+_engines.placed = lambda *_, **__: ["/bin/sh", "-c", "echo cannot load the model; exit 7"]
+"""
 # What a cell of the notebook does in the place of its own.
 INSTEAD = {
     "exit": ("measure", "import sys\nsys.exit(0)"),
     "empty": ("report", "pass"),
     "swallow": (
         "measure",
-        "import time\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass",
+        "import time\n(run.path / 'swallowing').touch()\n"
+        "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass",
     ),
 }
 
@@ -72,7 +79,15 @@ def tear() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fill() -> None:
+    """Take what is free on the disk of the runs."""
+    with contextlib.suppress(OSError), open(FOLDER.parents[2] / "filler", "wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(65536))
+
+
 DEATHS = {
+    "full": fill,
     "kernel": lambda: os.kill(kernel(), signal.SIGKILL),
     "papermill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "torn": tear,

@@ -7,5 +7,5 @@ from llmrepro import cell
 from llmrepro.cli import main
 
 cell.COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("dying_cell.py")), "run"]
-cell.LATE_S = 3.0
+cell.LATE_S = 20.0
 main(prog_name="llmrepro")

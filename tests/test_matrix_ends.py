@@ -4,10 +4,12 @@ next cell goes on, and the matrix again goes on where it was."""
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -25,11 +27,19 @@ MATRIX = Path(__file__).with_name("dying_matrix.py")
 class Matrix:
     """`llmrepro matrix` over recipes that each die in their own way, in a folder of their own."""
 
-    def __init__(self, folder: Path, acts: list[str], *options: str, repeats: int = 2):
+    def __init__(self, folder: Path, acts: list[str], *options: str, repeats: int = 2, disk_mb: int = 0):
         self.folder, self.runs = folder, folder / "runs"
+        self.runs.mkdir(parents=True)
+        self.mounted = disk_mb > 0
+        if self.mounted:  # a disk of its own, which can be full
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.runs)]
+            if subprocess.run(mount, capture_output=True).returncode:
+                self.mounted = False
+                pytest.skip("a small disk can be mounted by root only")
         self.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")  # short enough for sockets
         self.rigs = [
-            Rig(folder / f"rig-{n}", folder / "cache", n, ("chat",), repeats) for n in range(1, len(acts) + 1)
+            Rig(folder / f"rig-{n}", folder / "cache", n, ("chat",), repeats if n == 1 else 2)
+            for n in range(1, len(acts) + 1)
         ]
         for rig, act in zip(self.rigs, acts, strict=True):
             (rig.recipe / "act").write_text(act)
@@ -53,9 +63,14 @@ class Matrix:
             },
         )
 
+    def unmount(self) -> None:
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.runs)], check=True)
+
     def measuring(self) -> "Matrix":
-        """Once a request of the last cell that was begun has been answered."""
-        assert soon(lambda: any(self.records(rig) for rig in self.rigs), 60), self.process.communicate(timeout=30)
+        """Once the first cell has asked something, or is where it will not be disturbed."""
+        there = ("truth/*/*/records.jsonl", "truth/*/*/swallowing")
+        assert soon(lambda: any(f for name in there for f in self.runs.glob(name)), 120), self.folder
         return self
 
     def signal(self, *numbers: int) -> "Matrix":
@@ -105,46 +120,141 @@ class Matrix:
             claimed = [c for c in cells if c.cell_type == "code" and c.metadata.papermill.status == "completed"]
             assert all("shell.execute_reply" in c.metadata.execution for c in claimed if c.source), path
 
+    def outcome(self, number: int) -> tuple:
+        """What summary.json says of the cell of that number, from 1."""
+        row = self.rows()[str(number)]
+        return row["did"], row["outcome"], row["exit_code"]
 
-@pytest.fixture
-def matrix(tmp_path):
-    made = []
+    def status(self, rig: Rig) -> dict:
+        return run_folder.status(self.path(rig))
 
-    def begin(name: str, acts: list[str], *options: str, **more) -> Matrix:
-        made.append(Matrix(tmp_path / name, acts, *options, **more))
-        return made[-1]
 
-    yield begin
-    for it in made:
+BY_THEMSELVES = {
+    "kernel": ("interrupted", 4, "the kernel"),
+    "papermill": ("interrupted", -9, "killed by SIGKILL"),
+    "torn": ("interrupted", -9, "killed by SIGKILL"),
+    "exit": ("interrupted", 3, "left by SystemExit"),
+    "empty": ("interrupted", 1, "made no report"),
+    "no kernel": ("interrupted", 5, "died in its start"),
+    "loading": ("failed", 3, "cannot load the model"),
+    "server": ("completed", 0, ""),
+}
+LONG = 40  # rounds: some five seconds
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    """All of them at once: most wait for something most of the time."""
+    folder = tmp_path_factory.mktemp("ends")
+    made = {
+        "cells": Matrix(folder / "cells", list(BY_THEMSELVES)),
+        "late": Matrix(folder / "late", ["swallow", "hung"], "--cell-deadline", "40"),
+        "full": Matrix(folder / "full", ["full", ""], repeats=LONG, disk_mb=700),
+        **{name: Matrix(folder / name, ["", ""], repeats=LONG) for name in ("INT", "TERM", "HUP", "KILL")},
+        "twice": Matrix(folder / "twice", ["swallow", ""]),
+        "whole": Matrix(folder / "whole", ["swallow", ""], "--deadline", "30"),
+    }
+    told = {
+        "INT": lambda it: os.killpg(it.process.pid, signal.SIGINT),  # as a terminal does, to all that it started
+        "TERM": lambda it: it.signal(signal.SIGTERM),
+        "HUP": lambda it: it.signal(signal.SIGHUP),
+        "KILL": lambda it: it.process.kill(),
+        "twice": lambda it: it.signal(signal.SIGTERM, signal.SIGTERM),
+    }
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: told[name](made[name].measuring()), told))
+    yield made
+    for it in made.values():
         it.process.kill()
         for process in left_below(it.folder):
             process.kill()
         shutil.rmtree(it.temporary)
+        it.unmount()
 
 
-BY_THEMSELVES = {
-    "kernel": ("interrupted", 4, "kernel"),
-    "papermill": ("interrupted", -9, "killed by SIGKILL"),
-    "torn": ("interrupted", -9, "killed by SIGKILL"),
-    "exit": ("interrupted", 3, "SystemExit"),
-    "empty": ("interrupted", 1, ""),
-    "server": ("completed", 0, ""),
-    "no kernel": ("interrupted", 5, "/bin/false"),
-    "": ("completed", 0, ""),
-}
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_a_signal_stops_the_cell_in_order_and_the_rest_is_not_reached(matrices, name):
+    number = getattr(signal, f"SIG{name}")
+    it = matrices[name]
+    assert it.end() == 128 + number, it.said
+    assert it.outcome(1) == ("measured", "stopped", 128 + number)
+    assert it.outcome(2) == ("not reached", "", None)
+    assert it.status(it.rigs[0])["stopped_by"] == ("person" if name == "INT" else "signal")
+    it.check(it.rigs[0], whole=False)
+    assert f"SIG{name}" in it.summary()["stopped"] and f"SIG{name}" in (it.runs / "index.html").read_text()
 
 
-def test_whatever_a_cell_dies_of_it_is_told_and_the_next_goes_on(matrix):
-    it = matrix("deaths", list(BY_THEMSELVES))
-    late = matrix("late", ["swallow", "hung", ""], "--cell-deadline", "20")
-    assert it.end() == 12, it.said
-    print(it.said)
-    for (act, (outcome, code, why)), rig, row in zip(
-        BY_THEMSELVES.items(), it.rigs, it.rows().values(), strict=True
-    ):
-        assert (row["outcome"], row["exit_code"]) == (outcome, code), (act, row, it.said)
-        assert why in row["reason"], (act, row)
-        it.check(rig, whole=outcome == "completed")
-    assert late.end() == 12, late.said
-    print(late.said)
+def test_of_a_matrix_killed_the_cell_ends_by_itself_and_the_matrix_again_asks_only_what_is_missing(matrices):
+    it = matrices["KILL"]
+    it.end()
+    told = it.status(it.rigs[0])
+    assert (told["outcome"], told["reason"]) == ("stopped", "the matrix that it belongs to was gone")
+    it.check(it.rigs[0], whole=False)
+    before = len(it.records(it.rigs[0]))
+    assert 0 < before < 3 * LONG
     assert it.again() == 0, it.said
+    assert it.outcome(1) == ("gone on with", "completed", 0) and it.outcome(2) == ("measured", "completed", 0)
+    asked = [r for r in it.records(it.rigs[0]) if not r["warmup"]]
+    assert len({(r["case"], r["repeat"]) for r in asked}) == 3 * LONG
+    assert len(asked) <= 3 * LONG + 1, "one at most was in flight and is asked again"
+
+
+def test_the_second_signal_kills_a_cell_that_swallows_the_first(matrices):
+    it = matrices["twice"]
+    assert it.end() == 143, it.said
+    assert it.outcome(1) == ("measured", "interrupted", 143) and it.outcome(2)[0] == "not reached"
+    it.check(it.rigs[0], whole=False)
+
+
+def test_the_deadline_of_the_whole_ends_the_cell_and_the_matrix(matrices):
+    it = matrices["whole"]
+    assert it.end() == 124, it.said
+    assert it.outcome(1) == ("measured", "interrupted", 124) and it.outcome(2)[0] == "not reached"
+    assert "deadline" in it.rows()["1"]["reason"] and "deadline" in it.summary()["stopped"]
+    it.check(it.rigs[0], whole=False)
+
+
+def test_whatever_a_cell_dies_of_it_is_told_and_the_next_goes_on(matrices):
+    it = matrices["cells"]
+    assert it.end() == 12, it.said
+    for number, (rig, (act, (outcome, code, why))) in enumerate(
+        zip(it.rigs, BY_THEMSELVES.items(), strict=True), 1
+    ):
+        assert it.outcome(number) == ("measured", outcome, code), (act, it.said)
+        assert why in it.rows()[str(number)]["reason"], (act, it.rows()[str(number)])
+        assert it.status(rig)["outcome"] == outcome, act
+        it.check(rig, whole=outcome == "completed")
+    assert (it.path(it.rigs[2]) / "reproduce.ipynb.torn").exists()
+    page = (it.runs / "index.html").read_text()
+    assert "6 interrupted, 1 failed, 1 completed" in page and "left by SystemExit" in page
+    it.rigs = [it.rigs[0], it.rigs[2], it.rigs[-1]]
+    assert it.again() == 0, it.said
+    done = [row["did"] for row in it.rows().values() if row["did"] != "there before"]
+    assert done == ["gone on with", "gone on with", "skipped"]
+    for rig in it.rigs:
+        it.check(rig, whole=False)
+        assert it.status(rig)["outcome"] == "completed"
+
+
+def test_a_full_disk_fails_its_cell_and_what_was_measured_is_kept(matrices):
+    it = matrices["full"]
+    assert it.end() == 12, it.said
+    assert "the summary could not be written: [Errno 28]" in it.said, it.said
+    kept = len(it.records(it.rigs[0]))
+    assert kept and it.status(it.rigs[0])["outcome"] in ("stopped", "interrupted")  # the guard may see it first
+    assert "make room" in it.said and not list((it.runs / "truth/llama-cpp--here-2").glob("*")), "refused"
+    it.check(it.rigs[0], whole=False)
+    (it.runs / "filler").unlink()
+    assert it.again() == 0, it.said
+    assert it.outcome(1) == ("gone on with", "completed", 0) and it.outcome(2) == ("measured", "completed", 0)
+    assert len(it.records(it.rigs[0])) > kept
+
+
+def test_a_cell_that_will_not_end_is_ended_after_its_deadline(matrices):
+    it = matrices["late"]
+    assert it.end() == 12, it.said
+    assert it.outcome(1) == ("measured", "interrupted", 124), "its kernel was killed"
+    assert it.outcome(2) == ("measured", "interrupted", -9), "papermill itself hung"
+    assert "deadline" in it.rows()["1"]["reason"] and "did not end by itself" in it.rows()["2"]["reason"]
+    for rig in it.rigs:
+        it.check(rig, whole=False)

@@ -3,6 +3,7 @@
 import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
 
 # isort: split
+import contextlib
 import os
 from pathlib import Path
 
@@ -39,8 +40,9 @@ def repair(output: Path, why: str) -> None:
             state.update(status="pending", exception=None, start_time=None, end_time=None, duration=None)
     notebook.metadata.setdefault("papermill", {})["exception"] = True
     part = output.with_name(f".{output.name}.part")
-    nbformat.write(notebook, part)
-    os.replace(part, output)
+    with contextlib.suppress(OSError):  # a full disk: it claims no more than what was saved until then
+        nbformat.write(notebook, part)
+        os.replace(part, output)
 
 
 def began(cell: NotebookNode) -> bool:

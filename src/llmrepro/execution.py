@@ -220,6 +220,8 @@ def execute(
             code, why = CELL_RAISED, f"{conductor.name} ended, but its output was lost; print less in it"
         except _Stopped:
             pass
+        except OSError as error:  # a full disk: papermill writes the notebook after every cell
+            code, why = CELL_RAISED, f"the notebook could not be saved in {conductor.name or 'its start'}: {error}"
         except (DeadKernelError, RuntimeError) as error:
             code = NOT_STARTED if conductor.cell is None else KERNEL_DIED
             why = (
