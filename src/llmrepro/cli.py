@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from llmrepro import catalog, run_folder, terms
+from llmrepro import catalog, credentials, run_folder, terms
 from llmrepro import run as runs
 from llmrepro import study as studies_
 from llmrepro.command_line import DURATION, draw_on_terminal, parameter_options, sentences, values_of
@@ -166,6 +166,8 @@ def _end(path: Path, code: int, why: str = "") -> int:
         with contextlib.closing(run_folder.Folder(path)) as run:
             run.set_status(status["outcome"], status["stage"], next_step=status["next_step"], **more)
         status = run_folder.status(path)
+    if _blank(path):  # in what papermill saved after the report was made
+        _report(path)
     click.echo(f"{status['outcome']}" + (f": {status['reason']}" if status.get("reason") else ""))
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")
@@ -212,16 +214,32 @@ def _verdicts(path: Path) -> tuple[list[dict], int]:
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def report(folder: Path) -> None:
+@click.option("--public", is_flag=True, help="report-public.html: without names of host and user, without paths")
+def report(folder: Path, public: bool) -> None:
     """Make report.html of a run FOLDER again, from the folder alone."""
-    click.echo(_report(folder.resolve()))
+    click.echo(_report(folder.resolve(), public))
 
 
-def _report(folder: Path) -> Path:
+def _report(folder: Path, public: bool = False) -> Path:
     from llmrepro import report as made  # matplotlib and nbconvert, which nothing else here needs
 
     with sentences():
-        return made.write(folder)
+        _blank(folder)
+        return made.write(folder, public=public)
+
+
+def _blank(folder: Path) -> bool:
+    """Blank credentials in a folder that nobody writes any more; whether there were any. Its result is computed
+    anew then, since its files are not what it was computed from."""
+    if run_folder.held(folder) or not credentials.blank(folder):
+        return False
+    if (folder / "result.json").exists():
+        from llmrepro import results, study_results
+
+        with contextlib.closing(run_folder.Folder(folder)) as run:
+            study = (folder / "study.json").exists()
+            run.write_json("result.json", (study_results if study else results).compute(folder))
+    return True
 
 
 main.add_command(matrix)

@@ -8,7 +8,17 @@ from typing import Any
 from IPython.display import display
 
 from llmrepro import charts as charts_
-from llmrepro import comparison, jobs, locks, occupancy, requirements, run_folder, stages, study_results
+from llmrepro import (
+    comparison,
+    credentials,
+    jobs,
+    locks,
+    occupancy,
+    requirements,
+    run_folder,
+    stages,
+    study_results,
+)
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
@@ -169,6 +179,7 @@ def charts(compared: StudyRun) -> None:
 def report(compared: StudyRun) -> None:
     """report.html of the study and of every arm, and the run's end: completed, or what is missing of which arm."""
     with compared.stage("report"):
+        credentials.blank(compared.path)
         finish(compared)
         compared.write_json("result.json", study_results.compute(compared.path))  # it tells how the arms ended
         path = report_.write(compared.path)

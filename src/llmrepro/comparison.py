@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, own_prompts, terms
+from llmrepro import catalog, credentials, own_prompts, terms
 from llmrepro import run as runs
 from llmrepro import study as studies
 from llmrepro.parameters import Parameters, resolved
@@ -109,7 +109,7 @@ KEPT = (
     *("status.json", "recipe.json", "recipe.committed.json", "parameters.json", "machine.json"),
     *("prompts.json", "published_prompts.json"),
     *("weights.json", "environment.json", "engine-freeze.txt", "commands.txt", "records.jsonl", "boots/*.json"),
-    *("telemetry.csv", "boots/*.guard.jsonl"),
+    *("telemetry.csv", "boots/*.guard.jsonl", credentials.FILE),
 )
 
 

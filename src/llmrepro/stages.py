@@ -12,6 +12,7 @@ from llmrepro import (
     catalog,
     checkpoint,
     commands,
+    credentials,
     environment,
     guard_log,
     jobs,
@@ -223,6 +224,7 @@ def charts(run: Run) -> None:
 def report(run: Run) -> None:
     """report.html, and the run's end: completed, or lacking with what is missing."""
     with run.stage("report"):
+        credentials.blank(run.path)
         finish(run)
         run.write_json("result.json", results_.compute(run.path))  # a verdict tells how the run ended
         path = report_.write(run.path)
