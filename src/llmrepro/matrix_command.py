@@ -15,6 +15,7 @@ from llmrepro.parameters import Parameters
 from llmrepro.run import base_of
 
 # Parameters that say something of one recipe, or of one server: those are for `llmrepro run`.
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OF_ONE = ("recipe", "servers", "workloads", "resume", "weights_path", "prompts_file", "server_url", "overrides")
 
 
@@ -29,6 +30,7 @@ OF_ONE = ("recipe", "servers", "workloads", "resume", "weights_path", "prompts_f
 @click.option("--force", is_flag=True, help="measure again what is there and has not changed")
 @click.option("--deadline", type=DURATION, help="stop, in order, when all have taken so long: 90, 15m, 2h")
 @click.option("--cell-deadline", type=DURATION, help="stop one recipe, in order, when it has taken so long")
+@click.option("--collect", multiple=True, type=FOLDER, help="run nothing: verify and index the run folders below")
 @parameter_options(Parameters, *OF_ONE)
 def matrix(
     recipes: tuple[str, ...],
@@ -39,6 +41,7 @@ def matrix(
     force: bool,
     deadline: float | None,
     cell_deadline: float | None,
+    collect: tuple[Path, ...],
     **options,
 ) -> None:
     """Run RECIPES (all, when left out) through papermill, one after the other, and write one page over them.
@@ -55,6 +58,8 @@ def matrix(
 
     with sentences():
         given = values_of(Parameters, options)
+        if collect:
+            sys.exit(_collect(collect, base_of(given.get("runs_dir"))))
         cells = matrix_.plan(matrix_.Choice(recipes, studies, engines, here), given, force=force)
         if dry_run:
             for line in _planned(cells):
@@ -78,6 +83,25 @@ def _planned(cells: list) -> list[str]:
     doing = [one for one in cells if one.does]
     total = f"{sum(c.seconds for c in doing) / 60:6.1f} min {sum(c.gib for c in doing):7.2f} GiB"
     return [*lines, f"{total}  at most, for {plural(len(doing), 'recipe')} of {len(cells)}"]
+
+
+def _collect(folders: tuple[Path, ...], runs_dir: Path) -> int:
+    """Verify run folders from elsewhere, and write the summaries over them and what is here."""
+    from llmrepro import collection, summary
+    from llmrepro.report import index
+
+    rows = []
+    for found in collection.collect(list(folders), runs_dir):
+        row = summary.of_collected(found, runs_dir)
+        rows.append(row)
+        click.echo(
+            f"{found.source}: {row.recipe}: {index.outcome(row)[1]}, {'whole' if found.whole else 'not whole'}"
+        )
+        for finding in row.findings or ([row.reason] if row.whole is False else []):
+            click.echo(f"      {finding}")
+    code = _write(runs_dir, rows, [], "")
+    click.echo(f"index: {runs_dir / 'index.html'}")
+    return code
 
 
 class _Teller:

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from llmrepro import __version__, cell, run_folder, terms
+from llmrepro import __version__, cell, collection, run_folder, terms
+from llmrepro.collection import Collected
+from llmrepro.folder_copy import Finding
 from llmrepro.matrix import Cell
 from llmrepro.run_folder import RunError, read_json_if_there
 
@@ -46,7 +48,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        return self.outcome not in ("completed", "lacking", "imported")
+        return self.outcome not in ("completed", "lacking", "imported") or self.whole is False
 
 
 def of_cell(done: Cell, runs_dir: Path) -> Row:
@@ -75,6 +77,18 @@ def _last_words(done: Cell, row: Row) -> str:
     return last.removeprefix("Error: ")[:LAST_WORDS] if last.startswith("Error: ") else ""
 
 
+def of_collected(found: Collected, runs_dir: Path) -> Row:
+    """The row of a folder from elsewhere, or of one that could not be taken."""
+    if found.path is not None:
+        return of_folder(found.path, runs_dir)
+    said = "; ".join(map(_finding, found.findings))
+    return Row(found.source.name, "collected", "unreadable", reason=said, whole=False)
+
+
+def _finding(found: Finding) -> str:
+    return f"{found.file or 'the folder'} {found.sentence}"
+
+
 def of_folder(path: Path, runs_dir: Path, did: Did = "there before") -> Row:
     """The row of a run's or a study's folder; whatever is wrong with it is said in the row."""
     where = _where(path, runs_dir)
@@ -88,6 +102,7 @@ def of_folder(path: Path, runs_dir: Path, did: Did = "there before") -> Row:
 def _read(path: Path, where: str, did: Did) -> Row:
     status = run_folder.status(path)
     study = read_json_if_there(path / "study.json")
+    came = read_json_if_there(path / collection.TOLD)
     recipe = study or read_json_if_there(path / "recipe.json")
     result = read_json_if_there(path / "result.json")
     judged = [*result.get("verdicts", []), *result.get("comparisons", [])]
@@ -96,7 +111,7 @@ def _read(path: Path, where: str, did: Did) -> Row:
     page = path / "report.html"
     return Row(
         recipe=recipe.get("id") or f"{path.parent.parent.name}/{path.parent.name}",
-        did=did,
+        did="collected" if came else did,
         outcome=status["outcome"],
         reason=status.get("reason", ""),
         next_step=status.get("next_step", ""),
@@ -108,6 +123,8 @@ def _read(path: Path, where: str, did: Did) -> Row:
         verdicts=tuple({k: v.get(k) for k in ("claim", "word", "ratio")} for v in judged) if ended else (),
         folder=where,
         report=f"{where}/report.html" if page.exists() else "",
+        whole=came.get("whole"),
+        findings=tuple(_finding(Finding(*one)) for one in came.get("findings", [])),
     )
 
 
@@ -133,9 +150,9 @@ def there(runs_dir: Path, beside: Iterable[Row]) -> list[Row]:
     for path in sorted({status.parent for pattern in NESTED for status in runs_dir.glob(pattern)}):
         if _where(path, runs_dir) not in had:
             row = of_folder(path, runs_dir)
-            newest[row.recipe, row.machine] = row
-    taken = {(row.recipe, row.machine) for row in beside if row.did != "collected"}
-    return [row for row in newest.values() if (row.recipe, row.machine) not in taken]
+            newest[row.recipe, row.machine, row.did] = row
+    taken = {(row.recipe, row.machine) for row in beside}
+    return [r for r in newest.values() if r.did == "collected" or (r.recipe, r.machine) not in taken]
 
 
 def exit_code(rows: Iterable[Row]) -> int:

@@ -90,9 +90,14 @@ def _sections(rows: list[Row], earlier: list[Row], command: str) -> Iterator[Sec
         said = [tag("li", tag("code", row.recipe), f": {row.reason}") for row in lacking]
         text = "Not run here; their pages show what is published, and the commands that would run."
         yield Section("lacking", "What lacks", text, tag("ul", *said))
-    if earlier:
+    here = [row for row in earlier if row.did != "collected"]
+    if here:
         text = "The newest run of each other recipe and machine in this folder; the matrix left them as they are."
-        yield Section("earlier", "Also here", text, _table("Other runs", earlier))
+        yield Section("earlier", "Also here", text, _table("Other runs", here))
+    elsewhere = [row for row in earlier if row.did == "collected"]
+    if elsewhere:
+        text = "Copied from other machines and verified: result and page are made here from their records."
+        yield Section("elsewhere", "From other machines", text, _table("Collected runs", elsewhere))
     if command:
         yield Section(
             "repeat", "How to repeat it", "In a checkout of llmrepro, after `make setup`:", code(command)
@@ -127,7 +132,7 @@ def outcome(row: Row) -> tuple[str, str, str]:
 def _said(row: Row) -> Html:
     sign, words, look = outcome(row)
     did = row.did if row.did in ("skipped", "gone on with", "collected") else ""
-    changed = "" if row.whole is not False else "not what it was: " + "; ".join(row.findings)
+    changed = "" if row.whole is not False else "not whole: " + "; ".join(row.findings)
     return join(
         [
             tag("span", tag("span", f"{sign} ", aria_hidden="true"), words, class_=f"word {look}"),
