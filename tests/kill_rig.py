@@ -95,7 +95,7 @@ class Rig:
         self.folder = folder
         self.recipe, self.journal = folder / "recipe", folder / "journal.jsonl"
         self.cache = cache or folder / "cache"
-        self.runs, self.weights = folder / "runs", folder / "m.gguf"
+        self.runs, self.weights, self.locks = folder / "runs", folder / "m.gguf", folder
         self.recipe.mkdir(parents=True)
         for name, text in TEXTS.items():
             (self.recipe / f"{name}.txt").write_text(text.strip() + "\n")
@@ -156,7 +156,7 @@ class RealRig:
     """The default recipe with as little to ask as there is of each kind, its own engine and weights."""
 
     def __init__(self, folder: Path, environment: Path, weights: Path):
-        self.folder, self.runs, self.cache = folder, folder / "runs", machine.cache_dir()
+        self.folder, self.runs, self.locks, self.cache = folder, folder / "runs", folder, machine.cache_dir()
         self.environment, self.weights = environment, weights
         folder.mkdir()
 

@@ -25,7 +25,6 @@ from llmrepro import results as results_
 from llmrepro.cells import assigned_in_parameter_cells, table
 from llmrepro.comparison import StudyParameters, StudyRun
 from llmrepro.differences import Setup, line
-from llmrepro.locks import Part
 from llmrepro.notation import plural
 from llmrepro.parameters import checked
 from llmrepro.run import Run
@@ -93,14 +92,19 @@ def machine(compared: StudyRun) -> None:
         earlier = run_folder.read_json_if_there(known)
         facts = machine_.describe(machine_.cache_dir())
         rows, on_cpu = [], False
-        for arm, run in compared.arms.items():
-            with run.stage("machine"):
-                run.write_json("machine.json", facts)
-                lacking = stages.lacks(run)
-                on_cpu |= not lacking and not run.recipe.needs.gpu_count
-                rows.append((f"arm {arm}", "; ".join(lacking) or "can run here"))
-        if on_cpu:
-            with locks.held([Part("cpu", alone=True)], compared.path):
+        for run in compared.arms.values():
+            run.write_json("machine.json", facts)
+        looked_at = [part for run in compared.arms.values() for part in stages.looks_at(run)]
+        with locks.held(looked_at, compared.path) as waited:
+            if waited:
+                facts = machine_.describe(machine_.cache_dir())
+            for arm, run in compared.arms.items():
+                with run.stage("machine"):
+                    run.write_json("machine.json", facts)
+                    lacking = stages.lacks(run)
+                    on_cpu |= not lacking and not run.recipe.needs.gpu_count
+                    rows.append((f"arm {arm}", "; ".join(lacking) or "can run here"))
+            if on_cpu:
                 facts["memory"] |= machine_.measured_bandwidth(earlier)
         for one in (compared, *compared.arms.values()):
             one.write_json("machine.json", facts)

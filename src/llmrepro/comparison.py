@@ -199,6 +199,7 @@ def _resumed(params: StudyParameters) -> StudyRun:
             f"resume: the study {was.study} has changed since {path} was begun, so its arms cannot be mixed with "
             "new ones; start a new run"
         )
+    runs.check_room(path)
     made = StudyRun(path)
     if not was.runs:
         for folder in arm_folders(path).values():

@@ -58,14 +58,15 @@ def taken_gib() -> float | None:
     return round(sum(m.used for m in seen) / GIB, 3) if seen and None not in seen else None
 
 
-def uuids(count: int) -> list[str]:
-    """What names the first `count` visible cards: the UUID, or the index of one that tells none."""
+def uuids() -> list[str]:
+    """What names each visible card, a part's (MIG) whole one: its UUID, or the index of one that tells none. Empty
+    where NVML tells nothing."""
     try:
         with opened():
-            seen = [(gpu, asked(pynvml.nvmlDeviceGetUUID, gpu.handle)) for gpu in visible()]
+            cards = [(gpu.index, asked(pynvml.nvmlDeviceGetHandleByIndex, gpu.index)) for gpu in visible()]
+            return sorted({asked(pynvml.nvmlDeviceGetUUID, card) or str(index) for index, card in cards})
     except pynvml.NVMLError:
         return []
-    return [uuid or str(gpu.index) for gpu, uuid in seen][:count]
 
 
 def power_limit_command(gpu: int, watts: float) -> str:

@@ -25,16 +25,19 @@ def missing(recipe: Recipe, facts: dict, folder: Path | str) -> list[str]:
     for its weights, and the Python of its engine's environment."""
     install = recipe.engine.install
     python = lacks_python(None if install.kind == "container" else install.python)
-    room = _lacks_room(recipe, facts)
+    room = lacks_room(recipe, facts)
     return [*lacks(of(recipe), facts, folder), *(sentence for sentence in (room, python) if sentence)]
 
 
-def _lacks_room(recipe: Recipe, facts: dict) -> str | None:
-    """The sentence of memory that is there and taken by other programs: the weights must fit into what is free."""
+def lacks_room(recipe: Recipe, facts: dict) -> str | None:
+    """The sentence of memory that is there and taken by other programs: the weights must fit into what is free.
+    None where there is too little in any case, which `lacks` tells, or where a size is unknown."""
     sizes = [file.bytes for file in recipe.model.files]
-    if recipe.needs.gpu_count or not sizes or None in sizes:
+    too_small = facts["memory"]["total_gib"] < recipe.needs.memory_gib
+    free = facts["memory"].get("available_gib")
+    if recipe.needs.gpu_count or too_small or None in (free, *sizes):
         return None
-    wanted, free = sum(sizes) / GIB, facts["memory"]["available_gib"]
+    wanted = sum(sizes) / GIB
     if free >= wanted:
         return None
     return (

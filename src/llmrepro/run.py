@@ -59,14 +59,19 @@ def base_of(runs_dir: str | None) -> Path:
     return Path(runs_dir).expanduser().resolve() if runs_dir else catalog.home().parent / "runs"
 
 
-def new_folder(runs_dir: str | None, name: str) -> Path:
-    """A folder `<runs_dir>/<name>/<UTC time>/` that was not there before. Raises RunError."""
-    base = base_of(runs_dir)
+def check_room(base: Path) -> None:
+    """Raises RunError when the disk of a folder, which need not be there, is too full for a run."""
     there = next(folder for folder in (base, *base.parents) if folder.exists())
     if (free := shutil.disk_usage(there).free) < LEAST_FREE_BYTES:
         raise RunError(
             f"{base} has {free / 1e6:.0f} MB free, and a run wants 100; make room or give another runs_dir"
         )
+
+
+def new_folder(runs_dir: str | None, name: str) -> Path:
+    """A folder `<runs_dir>/<name>/<UTC time>/` that was not there before. Raises RunError."""
+    base = base_of(runs_dir)
+    check_room(base)
     for attempt in range(100):
         path = base / name / (stamp() + (f"-{attempt}" if attempt else ""))
         try:
@@ -156,6 +161,7 @@ def _resumed(params: Parameters) -> Run:
         )
     trusting = was.model_copy(update={"trust": was.trust or params.trust})
     trusted(committed, trusting, beside)
+    check_room(path)
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", trusting.model_dump())

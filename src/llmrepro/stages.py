@@ -31,6 +31,7 @@ from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro import run as runs
 from llmrepro.cells import assigned_in_parameter_cells, table
+from llmrepro.locks import Part
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters, checked
 from llmrepro.run import Run
@@ -105,13 +106,24 @@ def machine(run: Run) -> None:
                 f"{run.path} was begun with, so its records cannot be mixed with new ones; start a new run"
             )
         run.write_json("machine.json", facts)
-        lacking = lacks(run)
-        if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
-            with locks.held(occupancy.of(run), run.path):
+        with locks.held(looks_at(run), run.path) as waited:
+            if waited:  # until now others may have had the memory
+                facts = machine_.describe(machine_.cache_dir())
+                run.write_json("machine.json", facts)
+            lacking = lacks(run)
+            if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
                 facts["memory"] |= machine_.measured_bandwidth(earlier)
-            run.write_json("machine.json", facts)
+                run.write_json("machine.json", facts)
         this = ("this recipe", "; ".join(lacking) or "can run here")
         table("This machine", [*machine_.told(facts), this])
+
+
+def looks_at(run: Run) -> list[Part]:
+    """What looking at the machine occupies before a run on its CPU: that, since its bandwidth is measured and its
+    free memory decides. Nothing where the run lacks what no wait brings."""
+    facts = run_folder.read_json(run.path / "machine.json")
+    lacking = set(lacks(run)) - {requirements.lacks_room(run.recipe, facts)}
+    return [] if lacking or run.recipe.needs.gpu_count else occupancy.of(run)
 
 
 def lacks(run: Run) -> list[str]:
