@@ -93,8 +93,9 @@ def trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
     code = f"{', '.join(_code(recipe))} ({recipe.engine.install.kind})"
     raise RunError(
         f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: {code}, "
-        f"hashes in {folder}/engine.lock; weights {', '.join(_weights(recipe))}. Read these, then give "
-        "--trust (in a notebook: trust=True), or only look with mode published"
+        f"hashes in {folder}/engine.lock; weights {', '.join(_weights(recipe))}. Read these and "
+        "every command, which --dry-run shows; then give --trust (in a notebook: trust=True), or only look with "
+        "mode published"
     )
 
 
