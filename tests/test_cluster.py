@@ -179,7 +179,7 @@ def test_another_version_or_another_lock_is_refused(two, tmp_path, monkeypatch):
     cluster.run([cell], [], two.address, worker.Tls(), on_end=done.append)
     assert done[0].act == "refuse" and "on a worker and another at the matrix" in done[0].why, done
     monkeypatch.setattr(cluster, "__version__", "9.9")
-    with pytest.raises(RunError, match=r"has llmrepro 0\.1\.0 and this machine 9\.9"):
+    with pytest.raises(RunError, match=r"has llmrepro 0\.1\.0, and this machine 9\.9"):
         cluster.run([cell], [], two.address, worker.Tls())
     assert not list((two.folder / "runs").glob("truth/llama-cpp--here-7/*"))
 

@@ -90,7 +90,7 @@ def _workers(client: Any, address: str) -> list[dict[str, float]]:
     for where, there in client.run(worker.version).items():
         if there != __version__:
             raise RunError(
-                f"the worker {where} has llmrepro {there} and this machine {__version__}; bring both to one version"
+                f"the worker {where} has llmrepro {there}, and this machine {__version__}; make them the same"
             )
     return [w["resources"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
 

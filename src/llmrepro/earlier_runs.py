@@ -45,6 +45,8 @@ def changed(path: Path, recipe: Recipe, folder: Path, facts: dict | None) -> lis
     kept = read_json_if_there(path / PINS)
     found += [name for name in {**pins(folder), **kept} if pins(folder).get(name) != kept.get(name)]
     then = read_json_if_there(path / "machine.json")
+    if not isinstance(then, dict):
+        raise RunError(f"{path / 'machine.json'} is broken: it describes no machine; restore it, or run again")
     if then and then.get("llmrepro") != __version__:
         found.append(f"the version of llmrepro, which was {then.get('llmrepro')}")
     if then and facts is not None:

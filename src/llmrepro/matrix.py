@@ -31,6 +31,7 @@ from llmrepro.recipe import Recipe, RecipeError
 from llmrepro.run_folder import RunError
 
 Act = Literal["new", "go on", "skip", "refuse"]
+OF_AN_END = ("machine.json", "result.json", "report.html")  # what a run that came to its end has
 SHOWN_S = 10.0  # a page of what is published
 MEASURED_GIB, SHOWN_GIB = 0.02, 0.005  # of a run folder
 
@@ -126,9 +127,15 @@ def _with_cost(one: Cell, recipe: Recipe, folder: Path, cache: Path) -> Cell:
     if one.lacking:
         return replace(one, seconds=SHOWN_S, gib=SHOWN_GIB)
     asking_s = jobs.estimate_s(recipe, jobs.plan(recipe, one.parameters))
-    if (environment.place_of(recipe.engine, folder / "engine.lock", cache) / ".complete").exists():
+    if _installed(recipe, folder, cache):
         return replace(one, seconds=SHOWN_S + asking_s, gib=MEASURED_GIB)
     return replace(one, seconds=max(60 * recipe.needs.minutes, asking_s), gib=recipe.needs.disk_gib)
+
+
+def _installed(recipe: Recipe, folder: Path, cache: Path) -> bool:
+    with contextlib.suppress(environment.EnvironmentFailure):  # which the run itself will tell
+        return (environment.place_of(recipe.engine, folder / "engine.lock", cache) / ".complete").exists()
+    return False
 
 
 def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict | None) -> Cell:
@@ -141,7 +148,13 @@ def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict | None) -
             status = run_folder.status(path)
             differs = earlier_runs.changed(path, recipe, folder, facts)
             same = status["outcome"] != "lacking" or earlier_runs.lacks_the_same(path, list(one.lacking))
-        except (RunError, KeyError, TypeError):  # a folder that cannot be read is no run to go on with
+        except (
+            RunError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+        ):  # it cannot be read: no run to go on with
             continue
         if facts is None and status["outcome"] != "completed":
             continue
@@ -152,7 +165,8 @@ def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict | None) -
         if differs or not same:
             changed = changed or differs or ["what this machine lacks"]
             continue
-        if status["outcome"] in ("completed", "lacking"):
+        whole = all((path / name).is_file() for name in OF_AN_END)
+        if status["outcome"] in ("completed", "lacking") and whole:
             why = f"{status['outcome']} on {status['at'][:10]}, and nothing has changed since"
             return replace(one, act="skip", why=why, folder=path, seconds=0.0, gib=0.0)
         return replace(one, act="go on", why=f"{status['outcome']} on {status['at'][:10]}", folder=path)
