@@ -60,6 +60,29 @@ def test_a_choice_that_fits_nothing_is_refused_with_the_nearest(choice, said):
         chosen(choice)
 
 
+def test_a_recipe_that_is_named_in_several_ways_is_run_once(elsewhere, monkeypatch):
+    own = str(catalog.home() / catalog.DEFAULT)
+    assert chosen(Choice((own, catalog.DEFAULT, f"{own}/recipe.json", "smollm2*"))) == catalog.ids()[:1] + [
+        name for name in catalog.ids() if name.startswith("smollm2") and name != catalog.DEFAULT
+    ]
+    monkeypatch.chdir(elsewhere.parent)
+    assert chosen(Choice((elsewhere.name, str(elsewhere)))) == [elsewhere.name]
+    assert chosen(Choice((own,), ("smollm2-135m/two-engines",))) == [catalog.DEFAULT]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(("qwen*",), ("smollm2-135m/two-engines",)),
+        Choice(("qwen*",), engines=("llama-cpp",)),
+        Choice(("qwen*",), here=True),
+    ],
+)
+def test_a_choice_that_leaves_nothing_is_no_matrix_that_ends_well(choice):
+    with pytest.raises(RecipeError, match="no recipe fits all that was asked for; leave out"):
+        plan(choice, {})
+
+
 def test_an_engine_and_what_runs_here_narrow_the_choice():
     assert [c.recipe for c in plan(Choice(engines=("open-jet",)), {})] == ["qwen3.8-27b/open-jet--cmp-170hx"]
     assert all(not c.lacking and c.recipe.startswith("smollm2") for c in plan(Choice(here=True), {}))
@@ -68,6 +91,11 @@ def test_an_engine_and_what_runs_here_narrow_the_choice():
 def test_parameters_that_no_recipe_could_have_are_refused():
     with pytest.raises(RunError, match="parameter mode"):
         plan(Choice(), {"mode": "alive"})
+
+
+def test_live_is_refused_where_something_lacks_and_nothing_is_begun():
+    one, other = plan(Choice((catalog.DEFAULT, "qwen*open-jet*")), {"mode": "live"})
+    assert (one.act, other.act) == ("new", "refuse") and "mode is live, and this machine needs a GPU" in other.why
 
 
 @pytest.fixture
@@ -204,7 +232,34 @@ def test_a_folder_that_cannot_be_read_is_no_run_to_go_on_with(there, name, text)
 @pytest.mark.parametrize("name", ["machine.json", "result.json", "report.html"])
 def test_a_run_that_has_lost_a_file_is_gone_on_with(there, name):
     (there.path / name).unlink()
-    assert there.plan().act == "go on"
+    one = there.plan()
+    assert one.act == "go on" and (name == "report.html" or f"it has lost its {name}" in one.why)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("{}\n")])
+def test_a_run_whose_records_are_not_those_of_its_result_is_measured_again(there, change):
+    records = there.path / "records.jsonl"
+    records.write_text('{"ttft_s": 1}\n')
+    told = {"verdicts": [], "comparisons": [], "inputs": {"records.jsonl": run_folder.sha256_of(records)}}
+    (there.path / "result.json").write_text(json.dumps(told))
+    assert there.plan().act == "skip"
+    change(records)
+    one = there.plan()
+    assert one.act == "new" and one.why == "changed since the last: that run's records.jsonl"
+    there.ended("stopped")
+    assert there.plan().act == "go on", "its result is older than its records"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "5"])
+def test_a_run_whose_result_is_broken_is_measured_again(there, text):
+    (there.path / "result.json").write_text(text)
+    assert there.plan().act == "new"
+
+
+def test_a_run_that_does_not_say_when_it_ended_is_measured_again(there):
+    for at in ("5", "null"):
+        (there.path / "status.json").write_text(f'{{"outcome": "completed", "at": {at}}}')
+        assert there.plan().act == "new", at
 
 
 def test_a_run_that_another_process_holds_is_left_to_it(there):
@@ -267,6 +322,14 @@ def test_a_dry_run_tells_it_and_writes_nothing(tmp_path):
     assert any("needs a GPU with 80 GiB" in line for line in lines)
     assert lines[-1].endswith(f"for {len(catalog.ids())} recipes of {len(catalog.ids())}")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_moves_no_cursor(tmp_path):
+    odd = tmp_path / "odd\x1b[2J"
+    odd.mkdir()
+    (odd / "recipe.json").write_text("{")
+    said = CliRunner().invoke(cli.main, ["matrix", "--dry-run", str(odd)], color=True)
+    assert said.exit_code == 0 and "refuse" in said.output and "\x1b" not in said.output
 
 
 # ---- doing it --------------------------------------------------------------------------------------------

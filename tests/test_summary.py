@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,69 @@ def test_whatever_is_wrong_with_a_folder_it_has_a_row_and_the_page_is_made(run, 
     summary.write(runs_of(run), rows, summary.exit_code(rows))
     page = index.write(runs_of(run) / "index.html", rows, [], "", "llmrepro matrix")
     assert BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser").table is not None
+
+
+def set_in(path: Path, *keys, value) -> None:
+    """One value of a JSON file, replaced."""
+    told = json.loads(path.read_text())
+    inner = told
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("status.json", ["at"], 5),
+        ("status.json", ["at"], ["2026"]),
+        ("status.json", ["reason"], {"a": 1}),
+        ("status.json", ["next_step"], float("nan")),
+        ("recipe.json", ["id"], ["a/b"]),
+        ("recipe.json", ["title"], None),
+        ("recipe.json", ["engine", "version"], float("inf")),
+        ("machine.json", ["cpu", "model"], ["AMD"]),
+        ("machine.json", ["gpus"], [{"name": {"a": 1}}]),
+        ("result.json", ["verdicts", 0, "word"], "surely"),
+        ("result.json", ["verdicts", 0, "word"], ["reproduced"]),
+        ("result.json", ["verdicts", 0, "claim"], 7),
+        ("result.json", ["verdicts", 0, "ratio"], float("nan")),
+        ("result.json", ["verdicts", 0, "ratio"], 10**400),
+        ("result.json", ["verdicts", 0, "ratio"], "1.0"),
+    ],
+)
+def test_a_value_of_another_kind_makes_a_run_unreadable_and_spoils_nothing_else(run, name, keys, value):
+    whole = run.with_name("2026-01-01T03-04-05Z")
+    shutil.copytree(run, whole)
+    set_in(run / name, *keys, value=value)
+    found = sorted((summary.of_folder(path, runs_of(run)) for path in (run, whole)), key=lambda row: row.folder)
+    assert [row.outcome for row in found] == ["completed", "unreadable"]
+    assert found[1].recipe == catalog.DEFAULT and "restore it, or run again" in found[1].reason
+    assert len(summary.there(runs_of(run), [])) == 2
+    summary.write(runs_of(run), found, 12)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    json.loads((runs_of(run) / "summary.json").read_text(), parse_constant=refuse)
+    index.write(runs_of(run) / "index.html", found, found, "", "llmrepro matrix")
+
+
+def test_a_folder_whose_name_is_no_text_has_its_row_and_its_link(run):
+    odd = run.with_name(os.fsdecode(b"2027-\xff"))
+    run.rename(odd)
+    (row,) = summary.there(runs_of(odd), [])
+    summary.write(runs_of(odd), [row], 0)
+    assert json.loads((runs_of(odd) / "summary.json").read_text())["rows"][0]["folder"] == row.folder
+    page = index.write(runs_of(odd) / "index.html", [row], [], "", "llmrepro matrix")
+    assert f"{catalog.DEFAULT}/2027-%FF/report.html" in page.read_text()
+
+
+def test_a_comparison_tells_its_own_ratio(run):
+    compared = {"claim": "sooner", "word": "reproduced", "here": 0.5, "ratios": []}
+    set_in(run / "result.json", "comparisons", value=[compared])
+    assert summary.of_folder(run, runs_of(run)).verdicts[-1]["ratio"] == 0.5
 
 
 def test_hostile_words_stay_words_on_the_page_and_in_a_spreadsheet(run):

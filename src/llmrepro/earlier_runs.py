@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from llmrepro import __version__, machine, run_folder
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
-from llmrepro.run_folder import RunError, read_json, read_json_if_there
+from llmrepro.run_folder import RunError, read_json, read_json_if_there, sha256_of
 
 PINS = "pins.json"
 # Where a folder goes and what it was gone on with make no other run of it; nor does it matter who was trusted.
@@ -18,7 +18,7 @@ NO_DIFFERENCE = {"resume", "runs_dir", "trust", "recipe"}
 
 def pins(folder: Path) -> dict[str, str]:
     """sha256 of every lock beside a recipe, by file name."""
-    return {lock.name: run_folder.sha256_of(lock) for lock in sorted(folder.glob("*.lock"))}
+    return {lock.name: sha256_of(lock) for lock in sorted(folder.glob("*.lock"))}
 
 
 def of(runs_dir: Path, recipe_id: str, params: Parameters) -> list[Path]:
@@ -37,8 +37,8 @@ def _same(path: Path, params: Parameters) -> bool:
 
 def changed(path: Path, recipe: Recipe, folder: Path, facts: dict | None) -> list[str]:
     """What is not as it was for the run at `path` any more: of the resolved recipe, the locks in its `folder`,
-    this kit's version, and what decides of this machine, whose `facts` are as `machine.describe` tells them. None:
-    of whichever machine."""
+    this kit's version, what decides of this machine, whose `facts` are as `machine.describe` tells them (None: of
+    whichever machine), and of a run that came to its end the files that its result was computed from."""
     found = []
     if json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True)) != read_json(path / "recipe.json"):
         found.append("the recipe")
@@ -51,7 +51,20 @@ def changed(path: Path, recipe: Recipe, folder: Path, facts: dict | None) -> lis
         found.append(f"the version of llmrepro, which was {then.get('llmrepro')}")
     if then and facts is not None:
         found += [f"this machine's {name}" for name in machine.differing(then, facts)]
+    if run_folder.status(path)["outcome"] in ("completed", "lacking"):
+        found += _edited(path)
     return found
+
+
+def _edited(path: Path) -> list[str]:
+    """The files of a run that are not as they were when its result was computed from them: gone on with, it would
+    pass off as measured what somebody changed."""
+    result = read_json_if_there(path / "result.json")
+    if not isinstance(result, dict):
+        raise RunError(f"{path / 'result.json'} is broken: it holds no result; run again")
+    inputs = result.get("inputs", {}).items()
+    same = [name for name, digest in inputs if (path / name).is_file() and sha256_of(path / name) == digest]
+    return [f"that run's {name}" for name, _ in inputs if name not in same]
 
 
 def lacks_the_same(path: Path, missing: list[str]) -> bool:

@@ -31,6 +31,7 @@ from llmrepro.recipe import Recipe, RecipeError
 from llmrepro.run_folder import RunError
 
 Act = Literal["new", "go on", "skip", "refuse"]
+UNREADABLE = (RunError, KeyError, TypeError, AttributeError, ValueError)  # of a folder that was changed by hand
 OF_AN_END = ("machine.json", "result.json", "report.html")  # what a run that came to its end has
 SHOWN_S = 10.0  # a page of what is published
 MEASURED_GIB, SHOWN_GIB = 0.02, 0.005  # of a run folder
@@ -67,22 +68,23 @@ class Cell:
 
 def chosen(choice: Choice) -> list[str]:
     """Ids or paths of the recipes that fit, the default first. Raises RecipeError for a name that fits none."""
-    known = catalog.ids()
-    names: list[str] = []
+    known = {catalog.path_of(name): name for name in catalog.ids()}
+    named: dict[Path, str] = {}
     for wanted in choice.recipes:
-        found = [name for name in known if fnmatchcase(name, wanted)]
-        if not found:
-            catalog.path_of(wanted)  # a recipe from elsewhere, or the sentence for a name that fits none
-        names += found or [wanted]
+        found = {path: name for path, name in known.items() if fnmatchcase(name, wanted)}
+        if not found:  # a recipe by its path, or the sentence for a name that fits none
+            path = catalog.path_of(wanted)
+            found = {path: known.get(path, wanted)}
+        named |= {path: name for path, name in found.items() if path not in named}
+    if not choice.recipes:
+        named = known
     if choice.studies:
-        arms = [arm for study in choice.studies for arm in _arms(study)]
-        names = [name for name in names if name in arms] if choice.recipes else arms
-    elif not choice.recipes:
-        names = known
+        arms = {catalog.path_of(arm): arm for study in choice.studies for arm in _arms(study)}
+        named = {path: name for path, name in named.items() if path in arms} if choice.recipes else arms
     for wanted in choice.engines:
         if wanted not in terms.engines():
             raise RecipeError(f"no engine is called {wanted!r}; {terms.nearest(wanted, terms.engines())}")
-    return list(dict.fromkeys(names))
+    return list(named.values())
 
 
 def _arms(study: str) -> list[str]:
@@ -96,7 +98,7 @@ def plan(choice: Choice, given: dict, *, force: bool = False, elsewhere: bool = 
     `elsewhere`: other machines will run them, so that nothing is said of what this one has.
 
     A recipe that cannot be read or run is a cell that is refused. Raises RecipeError for a choice that names what
-    is not there, RunError for parameters that no recipe could have.
+    is not there or leaves nothing, RunError for parameters that no recipe could have.
     """
     names = chosen(choice)
     checked({**given, "recipe": catalog.DEFAULT})
@@ -115,10 +117,18 @@ def plan(choice: Choice, given: dict, *, force: bool = False, elsewhere: bool = 
         lacking = [] if elsewhere else requirements.missing(recipe, facts, requirements.DISK)
         if (choice.engines and recipe.engine.name not in choice.engines) or (choice.here and lacking):
             continue
+        if lacking and params.mode == "live":
+            why = f"mode is live, and this machine {'; '.join(lacking)}; mode auto shows what is published"
+            cells.append(Cell(name, recipe.id, "refuse", why))
+            continue
         published = ["published mode was asked for"] if params.mode == "published" else []
         one = Cell(name, recipe.id, "new", parameters=params, lacking=(*published, *lacking))
         one = _with_cost(one, recipe, folder, cache)
         cells.append(one if force else _with_earlier(one, recipe, folder, None if elsewhere else facts))
+    if not cells:
+        raise RecipeError(
+            "no recipe fits all that was asked for; leave out what narrows the choice: --here, --engine or --study"
+        )
     return cells
 
 
@@ -148,13 +158,8 @@ def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict | None) -
             status = run_folder.status(path)
             differs = earlier_runs.changed(path, recipe, folder, facts)
             same = status["outcome"] != "lacking" or earlier_runs.lacks_the_same(path, list(one.lacking))
-        except (
-            RunError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            ValueError,
-        ):  # it cannot be read: no run to go on with
+            ended = f"{status['outcome']} on {status['at'][:10]}"
+        except UNREADABLE:  # no run to go on with
             continue
         if facts is None and status["outcome"] != "completed":
             continue
@@ -165,11 +170,12 @@ def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict | None) -
         if differs or not same:
             changed = changed or differs or ["what this machine lacks"]
             continue
-        whole = all((path / name).is_file() for name in OF_AN_END)
-        if status["outcome"] in ("completed", "lacking") and whole:
-            why = f"{status['outcome']} on {status['at'][:10]}, and nothing has changed since"
-            return replace(one, act="skip", why=why, folder=path, seconds=0.0, gib=0.0)
-        return replace(one, act="go on", why=f"{status['outcome']} on {status['at'][:10]}", folder=path)
+        if status["outcome"] not in ("completed", "lacking"):
+            return replace(one, act="go on", why=ended, folder=path)
+        if lost := [name for name in OF_AN_END if not (path / name).is_file()]:
+            return replace(one, act="go on", why=f"{ended}, and it has lost its {' and '.join(lost)}", folder=path)
+        why = f"{ended}, and nothing has changed since"
+        return replace(one, act="skip", why=why, folder=path, seconds=0.0, gib=0.0)
     return replace(one, why=f"changed since the last: {', '.join(changed)}") if changed else one
 
 

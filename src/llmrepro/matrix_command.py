@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from llmrepro.command_line import DURATION, parameter_options, sentences, values_of
+from llmrepro.markup import showable
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
 from llmrepro.run import base_of
@@ -88,7 +89,7 @@ def matrix(
         cells = matrix_.plan(choice, given, force=force, elsewhere=scheduler is not None)
         if dry_run:
             for line in _planned(cells):
-                click.echo(line)
+                click.echo(showable(line))
             return
         runs_dir = base_of(given.get("runs_dir"))
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ class _Teller:
 
     def say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody looks any more: the work goes on
-            click.echo(("\r\x1b[K" if self.bar is not None else "") + text)
+            click.echo(("\r\x1b[K" if self.bar is not None else "") + showable(text))
 
     def begins(self, one) -> None:
         self.cell_begin = time.monotonic()

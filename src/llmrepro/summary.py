@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -94,9 +95,13 @@ def of_folder(path: Path, runs_dir: Path, did: Did = "there before") -> Row:
     where = _where(path, runs_dir)
     try:
         return _read(path, where, did)
-    except (RunError, KeyError, TypeError, AttributeError, ValueError, OSError) as error:
-        said = f"{type(error).__name__}: {error}" if not isinstance(error, RunError) else str(error)
-        return Row(path.parent.name, did, "unreadable", reason=said, folder=where)
+    except RunError as error:
+        said = str(error)
+    except Exception as error:  # of which a folder that was changed by hand can raise any
+        said = (
+            f"a file of it is not as the kit writes it ({type(error).__name__}: {error}); restore it, or run again"
+        )
+    return Row(_place(path), did, "unreadable", reason=said, folder=where)
 
 
 def _read(path: Path, where: str, did: Did) -> Row:
@@ -105,22 +110,22 @@ def _read(path: Path, where: str, did: Did) -> Row:
     came = read_json_if_there(path / collection.TOLD)
     recipe = study or read_json_if_there(path / "recipe.json")
     result = read_json_if_there(path / "result.json")
-    judged = [*result.get("verdicts", []), *result.get("comparisons", [])]
+    judged = [_judged(v) for v in [*result.get("verdicts", []), *result.get("comparisons", [])]]
     engine = recipe.get("engine", {})
     ended = status["outcome"] in ("completed", "lacking", "imported")
     page = path / "report.html"
     return Row(
-        recipe=recipe.get("id") or f"{path.parent.parent.name}/{path.parent.name}",
+        recipe=_string(recipe.get("id") or _place(path)),
         did="collected" if came else did,
         outcome=status["outcome"],
-        reason=status.get("reason", ""),
-        next_step=status.get("next_step", ""),
-        title=recipe.get("title", ""),
-        engine=f"{engine['name']} {engine['version']}" if engine else "",
+        reason=_string(status.get("reason", "")),
+        next_step=_string(status.get("next_step", "")),
+        title=_string(recipe.get("title", "")),
+        engine=f"{_string(engine['name'])} {_string(engine['version'])}" if engine else "",
         machine=hardware(read_json_if_there(path / "machine.json")),
-        ended=status["at"],
+        ended=_string(status["at"]),
         words=dict(Counter(v["word"] for v in judged)) if ended else {},
-        verdicts=tuple({k: v.get(k) for k in ("claim", "word", "ratio")} for v in judged) if ended else (),
+        verdicts=tuple(judged) if ended else (),
         folder=where,
         report=f"{where}/report.html" if page.exists() else "",
         whole=came.get("whole"),
@@ -128,12 +133,31 @@ def _read(path: Path, where: str, did: Did) -> Row:
     )
 
 
+def _place(path: Path) -> str:
+    """What a run folder's place says of its recipe."""
+    return f"{path.parent.parent.name}/{path.parent.name}"
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value
+
+
+def _judged(verdict: dict) -> dict:
+    """A verdict as a row tells it; its ratio is to what was published, or a comparison's own."""
+    word, ratio = verdict["word"], verdict.get("here" if "ratios" in verdict else "ratio")
+    if word not in get_args(terms.Word) or not (ratio is None or math.isfinite(ratio)):
+        raise ValueError(f"{word!r:.60}, {ratio!r:.60} is no verdict")
+    return {"claim": _string(verdict["claim"]), "word": word, "ratio": ratio}
+
+
 def hardware(facts: dict) -> str:
     """A machine in a few words: its GPUs, else its processor; "" where it is not known."""
-    gpus = Counter(gpu["name"] or "a GPU" for gpu in facts.get("gpus") or [])
+    gpus = Counter(_string(gpu["name"] or "a GPU") for gpu in facts.get("gpus") or [])
     if gpus:
         return ", ".join(name if count == 1 else f"{count} × {name}" for name, count in gpus.items())
-    return (facts.get("cpu") or {}).get("model") or ""
+    return _string((facts.get("cpu") or {}).get("model") or "")
 
 
 def _where(path: Path | None, runs_dir: Path) -> str:
@@ -182,7 +206,7 @@ def write(runs_dir: Path, rows: list[Row], code: int, stopped: str = "") -> list
     for row in rows:
         said = [getattr(row, name) for name in head] + [row.words.get(word, 0) for word in words]
         writer.writerow([_text(v) for v in (*said, row.reason, row.next_step, row.report)])
-    text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return [
         _replace(runs_dir / name, made) for name, made in zip(FILES[1:], (text, sheet.getvalue()), strict=True)
     ]
@@ -195,6 +219,6 @@ def _text(value: object) -> object:
 
 def _replace(target: Path, text: str) -> Path:
     part = target.with_name(f".{target.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")  # a folder's name may be no UTF-8
     os.replace(part, target)
     return target

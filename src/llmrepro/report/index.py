@@ -121,7 +121,7 @@ def _table(caption: str, rows: list[Row]) -> Html:
 
 
 def _name(row: Row) -> Html:
-    named = tag("a", row.recipe, href=quote(row.report)) if row.report else row.recipe
+    named = tag("a", row.recipe, href=quote(row.report, errors="surrogateescape")) if row.report else row.recipe
     return join([named, *(tag("small", text) for text in (row.title, row.engine) if text)])
 
 
