@@ -78,7 +78,7 @@ def _caption(rows: list[dict]) -> str:
     return (
         f"{plural(len(rows), 'claim')} of which there is a ratio. Lines are 95 % intervals: of the rounds, and of "
         "how far one start lies from another. A claim is reproduced when its whole line lies within what is "
-        "called equal, and every condition that decides is equal. Where each is stated is said in the table of claims."
+        "called equal, and every condition that decides is equal. Where each is stated the table of claims says."
     )
 
 
