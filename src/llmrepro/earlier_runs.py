@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import machine, run_folder
+from llmrepro import __version__, machine, run_folder
 from llmrepro.parameters import Parameters
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError, read_json, read_json_if_there
@@ -35,18 +35,21 @@ def _same(path: Path, params: Parameters) -> bool:
     return was.model_dump(exclude=NO_DIFFERENCE) == params.model_dump(exclude=NO_DIFFERENCE)
 
 
-def changed(path: Path, recipe: Recipe, folder: Path, facts: dict) -> list[str]:
+def changed(path: Path, recipe: Recipe, folder: Path, facts: dict | None) -> list[str]:
     """What is not as it was for the run at `path` any more: of the resolved recipe, the locks in its `folder`,
-    this kit's version, and what decides of this machine, whose `facts` are as `machine.describe` tells them."""
+    this kit's version, and what decides of this machine, whose `facts` are as `machine.describe` tells them. None:
+    of whichever machine."""
     found = []
     if json.loads(recipe.model_dump_json(by_alias=True, exclude_unset=True)) != read_json(path / "recipe.json"):
         found.append("the recipe")
     kept = read_json_if_there(path / PINS)
     found += [name for name in {**pins(folder), **kept} if pins(folder).get(name) != kept.get(name)]
     then = read_json_if_there(path / "machine.json")
-    if then:
-        if then.get("llmrepro") != facts["llmrepro"]:
-            found.append(f"the version of llmrepro, which was {then.get('llmrepro')}")
+    if not isinstance(then, dict):
+        raise RunError(f"{path / 'machine.json'} is broken: it describes no machine; restore it, or run again")
+    if then and then.get("llmrepro") != __version__:
+        found.append(f"the version of llmrepro, which was {then.get('llmrepro')}")
+    if then and facts is not None:
         found += [f"this machine's {name}" for name in machine.differing(then, facts)]
     return found
 

@@ -31,6 +31,7 @@ from llmrepro.recipe import Recipe, RecipeError
 from llmrepro.run_folder import RunError
 
 Act = Literal["new", "go on", "skip", "refuse"]
+OF_AN_END = ("machine.json", "result.json", "report.html")  # what a run that came to its end has
 SHOWN_S = 10.0  # a page of what is published
 MEASURED_GIB, SHOWN_GIB = 0.02, 0.005  # of a run folder
 
@@ -89,8 +90,10 @@ def _arms(study: str) -> list[str]:
     return [catalog.recipe_of(arm, path) for arm in catalog.load_study(study).arms]
 
 
-def plan(choice: Choice, given: dict, *, force: bool = False) -> list[Cell]:
+def plan(choice: Choice, given: dict, *, force: bool = False, elsewhere: bool = False) -> list[Cell]:
     """What is to be done of each recipe chosen, with the parameters `given`. Nothing is run or written.
+
+    `elsewhere`: other machines will run them, so that nothing is said of what this one has.
 
     A recipe that cannot be read or run is a cell that is refused. Raises RecipeError for a choice that names what
     is not there, RunError for parameters that no recipe could have.
@@ -109,13 +112,13 @@ def plan(choice: Choice, given: dict, *, force: bool = False) -> list[Cell]:
         except (RecipeError, RunError) as error:
             cells.append(Cell(name, name, "refuse", str(error)))
             continue
-        lacking = requirements.missing(recipe, facts, requirements.DISK)
+        lacking = [] if elsewhere else requirements.missing(recipe, facts, requirements.DISK)
         if (choice.engines and recipe.engine.name not in choice.engines) or (choice.here and lacking):
             continue
         published = ["published mode was asked for"] if params.mode == "published" else []
         one = Cell(name, recipe.id, "new", parameters=params, lacking=(*published, *lacking))
         one = _with_cost(one, recipe, folder, cache)
-        cells.append(one if force else _with_earlier(one, recipe, folder, facts))
+        cells.append(one if force else _with_earlier(one, recipe, folder, None if elsewhere else facts))
     return cells
 
 
@@ -124,14 +127,20 @@ def _with_cost(one: Cell, recipe: Recipe, folder: Path, cache: Path) -> Cell:
     if one.lacking:
         return replace(one, seconds=SHOWN_S, gib=SHOWN_GIB)
     asking_s = jobs.estimate_s(recipe, jobs.plan(recipe, one.parameters))
-    if (environment.place_of(recipe.engine, folder / "engine.lock", cache) / ".complete").exists():
+    if _installed(recipe, folder, cache):
         return replace(one, seconds=SHOWN_S + asking_s, gib=MEASURED_GIB)
     return replace(one, seconds=max(60 * recipe.needs.minutes, asking_s), gib=recipe.needs.disk_gib)
 
 
-def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict) -> Cell:
+def _installed(recipe: Recipe, folder: Path, cache: Path) -> bool:
+    with contextlib.suppress(environment.EnvironmentFailure):  # which the run itself will tell
+        return (environment.place_of(recipe.engine, folder / "engine.lock", cache) / ".complete").exists()
+    return False
+
+
+def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict | None) -> Cell:
     """A cell, held against the runs of it that are there: the newest of which nothing has changed is left as it is
-    when it is whole, else gone on with."""
+    when it is whole, else gone on with. Without `facts`, of whichever machine it is, one that measured."""
     runs_dir = runs.base_of(one.parameters.runs_dir)
     changed: list[str] = []
     for path in earlier_runs.of(runs_dir, recipe.id, one.parameters):
@@ -139,7 +148,15 @@ def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict) -> Cell:
             status = run_folder.status(path)
             differs = earlier_runs.changed(path, recipe, folder, facts)
             same = status["outcome"] != "lacking" or earlier_runs.lacks_the_same(path, list(one.lacking))
-        except (RunError, KeyError, TypeError):  # a folder that cannot be read is no run to go on with
+        except (
+            RunError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+        ):  # it cannot be read: no run to go on with
+            continue
+        if facts is None and status["outcome"] != "completed":
             continue
         if status["outcome"] == "running":
             return replace(one, act="refuse", why="it is being run by another process", folder=path)
@@ -148,7 +165,8 @@ def _with_earlier(one: Cell, recipe: Recipe, folder: Path, facts: dict) -> Cell:
         if differs or not same:
             changed = changed or differs or ["what this machine lacks"]
             continue
-        if status["outcome"] in ("completed", "lacking"):
+        whole = all((path / name).is_file() for name in OF_AN_END)
+        if status["outcome"] in ("completed", "lacking") and whole:
             why = f"{status['outcome']} on {status['at'][:10]}, and nothing has changed since"
             return replace(one, act="skip", why=why, folder=path, seconds=0.0, gib=0.0)
         return replace(one, act="go on", why=f"{status['outcome']} on {status['at'][:10]}", folder=path)

@@ -5,6 +5,8 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,10 +15,24 @@ from llmrepro.command_line import DURATION, parameter_options, sentences, values
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
 from llmrepro.run import base_of
+from llmrepro.run_folder import RunError
 
 # Parameters that say something of one recipe, or of one server: those are for `llmrepro run`.
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OF_ONE = ("recipe", "servers", "workloads", "resume", "weights_path", "prompts_file", "server_url", "overrides")
+
+
+def tls_options(command):
+    """The three files that connections to a scheduler take."""
+    for name, what in (
+        ("key", "its key"),
+        ("cert", "this machine's certificate"),
+        ("ca-file", "who signed all of them"),
+    ):
+        command = click.option(f"--tls-{name}", metavar="FILE", help=f"for --scheduler on other machines: {what}")(
+            command
+        )
+    return command
 
 
 @click.command()
@@ -31,6 +47,8 @@ OF_ONE = ("recipe", "servers", "workloads", "resume", "weights_path", "prompts_f
 @click.option("--deadline", type=DURATION, help="stop, in order, when all have taken so long: 90, 15m, 2h")
 @click.option("--cell-deadline", type=DURATION, help="stop one recipe, in order, when it has taken so long")
 @click.option("--collect", multiple=True, type=FOLDER, help="run nothing: verify and index the run folders below")
+@click.option("--scheduler", metavar="ADDRESS", help="send them to the workers of this Dask scheduler")
+@tls_options
 @parameter_options(Parameters, *OF_ONE)
 def matrix(
     recipes: tuple[str, ...],
@@ -42,6 +60,10 @@ def matrix(
     deadline: float | None,
     cell_deadline: float | None,
     collect: tuple[Path, ...],
+    scheduler: str | None,
+    tls_ca_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
     **options,
 ) -> None:
     """Run RECIPES (all, when left out) through papermill, one after the other, and write one page over them.
@@ -60,15 +82,59 @@ def matrix(
         given = values_of(Parameters, options)
         if collect:
             sys.exit(_collect(collect, base_of(given.get("runs_dir"))))
-        cells = matrix_.plan(matrix_.Choice(recipes, studies, engines, here), given, force=force)
+        if scheduler is not None and (here or deadline):
+            raise RunError("--scheduler goes neither with --here nor with --deadline: leave one of them out")
+        choice = matrix_.Choice(recipes, studies, engines, here)
+        cells = matrix_.plan(choice, given, force=force, elsewhere=scheduler is not None)
         if dry_run:
             for line in _planned(cells):
                 click.echo(line)
             return
         runs_dir = base_of(given.get("runs_dir"))
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        code = _run(cells, runs_dir, deadline, cell_deadline)
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {runs_dir}: {error.strerror}; give another --runs-dir") from None
+        if scheduler is None:
+            run = partial(matrix_.run, deadline_s=deadline, cell_deadline_s=cell_deadline)
+        else:
+            from llmrepro import cluster, worker
+
+            tls = worker.Tls(tls_ca_file, tls_cert, tls_key)
+            run = partial(cluster.run, address=scheduler, tls=tls, cell_deadline_s=cell_deadline)
+        code = _run(cells, runs_dir, run)
     sys.exit(code)
+
+
+@click.command()
+@click.argument("address")
+@tls_options
+@click.option("--runs-dir", help="where run folders go; None: runs/ of the project")
+@click.option("--declare", multiple=True, metavar="NAME=NUMBER", help="a resource beside those that were found")
+def worker(
+    address: str,
+    tls_ca_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    runs_dir: str | None,
+    declare: tuple[str, ...],
+) -> None:
+    """Run cells of matrices for the Dask scheduler at ADDRESS, such as tcp://127.0.0.1:8786, one at a time.
+
+    What this machine has is declared, so that it gets the recipes that it can run. Ctrl-C stops the cell that runs
+    in order, and sends what there is of it. Whoever reaches the scheduler runs code as you.
+    """
+    from llmrepro import worker as worker_
+
+    with sentences():
+        more = {}
+        for one in declare:
+            name, _, amount = one.partition("=")
+            try:
+                more[name] = float(amount)
+            except ValueError:
+                raise RunError(f"--declare {one!r} is not of the form NAME=NUMBER") from None
+        worker_.serve(address, worker_.Tls(tls_ca_file, tls_cert, tls_key), runs_dir, more)
 
 
 def _planned(cells: list) -> list[str]:
@@ -109,8 +175,7 @@ class _Teller:
 
     def __init__(self, cells: list):
         self.total = len(cells)
-        self.left = {id(one): one.seconds for one in cells if one.does}
-        self.all_s, self.done_s, self.number = sum(self.left.values()), 0.0, 0
+        self.all_s, self.done_s, self.number = sum(one.seconds for one in cells if one.does), 0.0, 0
         self.begin = self.cell_begin = time.monotonic()
         self.bar = None
 
@@ -136,7 +201,8 @@ class _Teller:
     def ticks(self, one) -> None:
         if self.bar is not None:
             spent_s = time.monotonic() - self.cell_begin
-            self.bar.to(self.done_s + min(spent_s, 0.95 * one.seconds), f"{one.recipe}: {_stage(one.folder)}")
+            stage = f": {_stage(one.folder)}" if one.folder else ""  # else it runs elsewhere
+            self.bar.to(self.done_s + min(spent_s, 0.95 * one.seconds), f"{one.recipe}{stage}")
 
     def ended(self, one, row) -> None:
         from llmrepro.report import index
@@ -169,29 +235,23 @@ def _stage(folder: Path) -> str:
     return ""
 
 
-def _run(cells: list, runs_dir: Path, deadline_s: float | None, cell_deadline_s: float | None) -> int:
+def _run(cells: list, runs_dir: Path, run: Callable) -> int:
     from llmrepro import matrix as matrix_
     from llmrepro import summary
 
     rows: list = []
+    left = list(cells)
 
     with matrix_.Signals() as signals, _Teller(cells) as teller:
 
         def ended(one) -> None:
             rows.append(summary.of_cell(one, runs_dir))
+            left[:] = [other for other in left if other.name != one.name]
             teller.ended(one, rows[-1])
-            _write(runs_dir, rows, cells[len(rows) :], "still running")
+            _write(runs_dir, rows, left, "still running")
 
-        stopped = matrix_.run(
-            cells,
-            signals,
-            deadline_s=deadline_s,
-            cell_deadline_s=cell_deadline_s,
-            on_begin=teller.begins,
-            on_end=ended,
-            on_tick=teller.ticks,
-        )
-        code = _write(runs_dir, rows, cells[len(rows) :], stopped.why if stopped else "")
+        stopped = run(cells, signals, on_begin=teller.begins, on_end=ended, on_tick=teller.ticks)
+        code = _write(runs_dir, rows, left, stopped.why if stopped else "")
     if stopped:
         click.echo(f"ended early: {stopped.why}; `llmrepro matrix` again goes on")
     click.echo(f"index: {runs_dir / 'index.html'}")

@@ -25,6 +25,7 @@ from llmrepro.charts import (
     ladder,
     prefix,
     quotations,
+    ratios,
     restart,
     roofline,
     starts,
@@ -40,6 +41,7 @@ from llmrepro.workload import CASES, Workload
 PNG_DPI = 192  # twice what a screen shows
 NAMES = (
     "claims-",
+    "ratios",
     "published-",
     "decode-per-prompt",
     "ttft-by-length",
@@ -111,7 +113,7 @@ def _draw(drawings: Callable[[], list[Drawing]], folder: Path) -> list[Figure]:
 
 def _drawings(found: Findings) -> list[Drawing]:
     """Every chart that there are data for, in the order in which they are shown."""
-    drawn: list[Drawing | None] = [*claims.published(found), *_of_requests(found)]
+    drawn: list[Drawing | None] = [ratios.ratios(found), *claims.published(found), *_of_requests(found)]
     restarts = [w for w in found.recipe.workloads if w.kind == "restart"]
     drawn += [restart.cold_start(found, w, _named("cold-start", w, restarts)) for w in restarts]
     rooms = sizing.rooms(found)
