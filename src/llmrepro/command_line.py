@@ -9,7 +9,7 @@ import click
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from llmrepro import run_folder
+from llmrepro import credentials, run_folder
 from llmrepro.recipe import RecipeError
 
 # What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
@@ -82,11 +82,11 @@ def _value(model: type[BaseModel], name: str, given):
 
 @contextlib.contextmanager
 def sentences():
-    """What a person can mend is shown as its sentence, without a traceback."""
+    """What a person can mend is shown as its sentence, without a traceback and without credentials."""
     try:
         yield
     except (RecipeError, run_folder.RunError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(credentials.without(str(error))) from None
     except UNREADABLE as error:
         raise click.ClickException(
             f"this run folder cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); a file of it "

@@ -88,7 +88,9 @@ def create(params: StudyParameters) -> StudyRun:
     asked = {} if given else _asked(study, params)
     for one in asked.values():  # refused before a folder is made
         recipe = resolved(catalog.load(one.recipe), one)
-        runs.trusted(recipe, one, catalog.path_of(one.recipe).parent)
+        folder = catalog.path_of(one.recipe).parent
+        runs.trusted(recipe, one, folder)
+        runs.texts(recipe, one, folder)
     into = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else None
     for folder in given.values():
         if into is not None and into.is_relative_to(folder.resolve()):

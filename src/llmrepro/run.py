@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import catalog, earlier_runs, own_prompts
+from llmrepro import catalog, credentials, earlier_runs, own_prompts
 from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
@@ -37,6 +37,7 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     recipe = resolved(committed, params)
     folder = catalog.path_of(params.recipe).parent
     trusted(recipe, params, folder)
+    asked = texts(recipe, params, folder)
     params = params.model_copy(update=_from_anywhere(params, folder))
     if path is None:
         path = new_folder(params.runs_dir, recipe.id)
@@ -46,12 +47,26 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
         run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    own = own_prompts.by_hash(params.prompts_file)
-    texts = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
-    run.write_json("prompts.json", texts)
+    run.write_json("prompts.json", asked)
     run.write_json(earlier_runs.PINS, earlier_runs.pins(folder))
     run.set_status("running", "card")
     return run
+
+
+def texts(recipe: Recipe, params: Parameters, folder: Path) -> dict[str, str]:
+    """The texts of a recipe's prompts by their sha256. Raises RunError where one of them, or the recipe, holds a
+    credential: both are kept in the run folder as they are, by their hash or to go on with."""
+    own = own_prompts.by_hash(params.prompts_file)
+    found = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
+    named = {p.sha256: f"its prompt {p.id!r}" for p in recipes.prompts(recipe)}
+    everything = {"": recipe.model_dump_json(by_alias=True, exclude_unset=True), **found}
+    for sha256, text in everything.items():
+        if held := credentials.kinds(text):
+            raise RunError(
+                f"{recipe.id}: {named.get(sha256, 'its recipe.json')} holds {held[0]}, and a run keeps that and "
+                "shows it on its page; take it out"
+            )
+    return found
 
 
 def base_of(runs_dir: str | None) -> Path:
