@@ -4,11 +4,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import catalog, own_prompts
+from llmrepro import catalog, own_prompts, trust
 from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import Folder, RunError, read_json, stamp
+from llmrepro.trust import Asked
 
 
 class Run(Folder):
@@ -33,7 +34,7 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     params = settled(committed, params)
     recipe = resolved(committed, params)
     folder = catalog.path_of(params.recipe).parent
-    trusted(recipe, params, folder)
+    trust.require(Asked(recipe, params, folder))
     params = params.model_copy(update=_from_anywhere(params, folder))
     if path is None:
         path = new_folder(params.runs_dir, recipe.id)
@@ -63,43 +64,6 @@ def new_folder(runs_dir: str | None, name: str) -> Path:
         except OSError as error:
             raise RunError(f"cannot make a run folder under {base}: {error}; give another runs_dir") from None
     raise RunError(f"a hundred runs were begun within a second under {base / name}; give another runs_dir")
-
-
-def trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
-    """A recipe chooses code that runs as the user: one from elsewhere is shown, and waits for a yes."""
-    if folder.is_relative_to(catalog.home()) or params.trust or params.mode == "published":
-        return
-    if params.server_url is not None:  # nothing is installed
-        return
-    code = f"{', '.join(_code(recipe))} ({recipe.engine.install.kind})"
-    raise RunError(
-        f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: {code}, "
-        f"hashes in {folder}/engine.lock; weights {', '.join(_weights(recipe))}. Read these, then give "
-        "--trust (in a notebook: trust=True), or only look with mode published"
-    )
-
-
-def _weights(recipe: Recipe) -> list[str]:
-    """Where weights are taken from: the model's repository by any of its names, the overlay's, the drafter's."""
-    model = recipe.model
-    return [
-        f"{' or '.join([one.repo, *one.also_named])} {one.revision or 'at its main'}"
-        for one in (model, model.overlay, model.draft)
-        if one is not None
-    ]
-
-
-def _code(recipe: Recipe) -> list[str]:
-    """Everything of which code is run, as its packages, commits and image name it."""
-    install, prepare = recipe.engine.install, recipe.model.prepare
-    patches = [p.source for fix in recipe.engine.fixes for p in fix.patches if p.source is not None]
-    return [
-        *(f"{name} {version}" for name, version in install.pins.items()),
-        *(f"{c.repo} at {c.commit}" for c in install.checkouts),
-        *([install.container.image] if install.container is not None else []),
-        *(f"{source.path} of {source.repo} at {source.commit}" for source in patches),
-        *(f"{script} of {prepare.repo} at {prepare.commit}" for script in (prepare.scripts if prepare else [])),
-    ]
 
 
 def _from_anywhere(params: Parameters, folder: Path) -> dict[str, str]:
@@ -133,8 +97,9 @@ def _resumed(params: Parameters) -> Run:
             f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
             "cannot be mixed with new ones; start a new run"
         )
-    trusting = was.model_copy(update={"trust": was.trust or params.trust})
-    trusted(committed, trusting, catalog.path_of(was.recipe).parent)
+    asking = Asked(committed, was, catalog.path_of(was.recipe).parent)
+    trusting = was.model_copy(update={"trust": params.trust or (was.trust and trust.given_before(asking))})
+    trust.require(asking._replace(params=trusting))
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", trusting.model_dump())
