@@ -15,6 +15,7 @@ from llmrepro import catalog, run_folder, terms
 from llmrepro import run as runs
 from llmrepro import study as studies_
 from llmrepro.comparison import StudyParameters
+from llmrepro.markup import showable
 from llmrepro.parameters import Parameters, checked, resolved, settled
 from llmrepro.recipe import RecipeError, json_schema
 
@@ -364,13 +365,13 @@ def _sentences():
     try:
         yield
     except (RecipeError, run_folder.RunError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(showable(error)) from None
     except UNREADABLE as error:
         raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); a file of it "
-            "was changed, or it is of another version of the kit: restore it, or start a new run"
+            f"this run folder cannot be read ({type(error).__name__}: {showable(error).splitlines()[0]}); a file "
+            "of it was changed, or it is of another version of the kit: restore it, or start a new run"
         ) from None
     except OSError as error:
         raise click.ClickException(
-            f"{error}; make room, or choose another folder, then go on with --resume"
+            f"{showable(error)}; make room, or choose another folder, then go on with --resume"
         ) from None

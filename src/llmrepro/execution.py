@@ -27,6 +27,7 @@ from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
 from llmrepro import terms
+from llmrepro.markup import showable
 
 OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, DEADLINE = 0, 2, 3, 4, 124  # and 128 + the signal's number
 PATIENCE_S = 60.0  # from the interrupt to the kill: stopping a server in order takes its grace
@@ -64,6 +65,8 @@ class _OwnKernel(AsyncKernelManager):
     def kernel_spec(self) -> KernelSpec:
         spec = get_kernel_dict()
         spec["argv"][0] = sys.executable
+        # Else the kernel imports what lies where it is started, which may be a stranger's recipe.
+        spec["argv"].append("--IPKernelApp.ignore_cwd=True")
         # Else the debugger warns on stderr, in every run, that it cannot look into frozen modules.
         spec["env"] = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         return KernelSpec(**spec)
@@ -125,14 +128,15 @@ class _Conductor(threading.Thread):
 
 
 class _Echo:
-    """Passes a cell's output on; a reader that went away does not end the run."""
+    """Passes a cell's output on, without what a terminal would obey; a reader that went away does not end the
+    run."""
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):
-            self.stream.write(text)
+            self.stream.write(showable(text))
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
