@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from llmrepro import credentials, run_folder
+from llmrepro.markup import showable
 from llmrepro.recipe import RecipeError
 
 # What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
@@ -86,13 +87,13 @@ def sentences():
     try:
         yield
     except (RecipeError, run_folder.RunError) as error:
-        raise click.ClickException(credentials.without(str(error))) from None
+        raise click.ClickException(showable(credentials.without(str(error)))) from None
     except UNREADABLE as error:
         raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); a file of it "
-            "was changed, or it is of another version of the kit: restore it, or start a new run"
+            f"this run folder cannot be read ({type(error).__name__}: {showable(error).splitlines()[0]}); a file of "
+            "it was changed, or it is of another version of the kit: restore it, or start a new run"
         ) from None
     except OSError as error:
         raise click.ClickException(
-            f"{error}; make room, or choose another folder, then go on with --resume"
+            f"{showable(error)}; make room, or choose another folder, then go on with --resume"
         ) from None

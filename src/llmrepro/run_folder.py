@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from llmrepro import credentials, terms
 from llmrepro.lines import drop_torn
+from llmrepro.markup import showable
 
 if TYPE_CHECKING:  # the sampler, which starts beside every boot, does without
     from pydantic import BaseModel
@@ -195,6 +196,7 @@ def status(path: Path, *, page: bool = True) -> dict:
     found = read_json(path / "status.json")
     if not isinstance(found, dict) or found.get("outcome") not in get_args(terms.Outcome):
         raise RunError(f"{path / 'status.json'} is broken: it holds no outcome; restore it, or run again")
+    found = {name: _shown(value) for name, value in found.items()}
     finished = found["outcome"] in {"completed", "lacking", "imported"}
     if page and finished and not (path / "report.html").exists() and not held(path):
         return {
@@ -211,6 +213,13 @@ def status(path: Path, *, page: bool = True) -> dict:
             "next_step": go_on(path),
         }
     return found
+
+
+def _shown(value: Any) -> Any:
+    """What a server or a tool said of its end, without what a terminal would obey."""
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    return showable(value) if isinstance(value, str) else value
 
 
 def go_on(path: Path) -> str:

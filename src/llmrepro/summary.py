@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from llmrepro import __version__, cell, collection, run_folder, terms
+from llmrepro import __version__, cell, collection, notation, run_folder, terms
 from llmrepro.collection import Collected
 from llmrepro.folder_copy import Finding
 from llmrepro.matrix import Cell
@@ -181,16 +181,11 @@ def write(runs_dir: Path, rows: list[Row], code: int, stopped: str = "") -> list
     writer.writerow([*head, *words, "reason", "next_step", "report"])
     for row in rows:
         said = [getattr(row, name) for name in head] + [row.words.get(word, 0) for word in words]
-        writer.writerow([_text(v) for v in (*said, row.reason, row.next_step, row.report)])
+        writer.writerow([notation.cell(v) for v in (*said, row.reason, row.next_step, row.report)])
     text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
     return [
         _replace(runs_dir / name, made) for name, made in zip(FILES[1:], (text, sheet.getvalue()), strict=True)
     ]
-
-
-def _text(value: object) -> object:
-    """A value as a spreadsheet may hold it: one that takes it for a formula would run it."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") and value else value
 
 
 def _replace(target: Path, text: str) -> Path:
