@@ -89,9 +89,10 @@ def sentences():
     except (RecipeError, run_folder.RunError) as error:
         raise click.ClickException(showable(credentials.without(str(error)))) from None
     except UNREADABLE as error:
+        first = showable(error).splitlines()[0]
         raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {showable(error).splitlines()[0]}); a file of "
-            "it was changed, or it is of another version of the kit: restore it, or start a new run"
+            f"this run folder cannot be read ({type(error).__name__}: {first}); a file of it was changed, or it is of "
+            "another version of the kit: restore it, or start a new run"
         ) from None
     except OSError as error:
         raise click.ClickException(
