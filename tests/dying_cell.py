@@ -39,7 +39,7 @@ INSTEAD = {
     "exit": ("measure", "import sys\nsys.exit(0)"),
     "empty": ("report", "pass"),
     "swallow": (
-        "measure",
+        "machine",
         "import time\n(run.path / 'swallowing').touch()\n"
         "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass",
     ),
@@ -80,7 +80,8 @@ def tear() -> None:
 
 
 def fill() -> None:
-    """Take what is free on the disk of the runs."""
+    """Take what is free on the disk of the runs, which is a small one of their own."""
+    assert os.path.ismount(FOLDER.parents[2])
     with contextlib.suppress(OSError), open(FOLDER.parents[2] / "filler", "wb", buffering=0) as filler:
         while True:
             filler.write(bytes(65536))
@@ -91,7 +92,6 @@ DEATHS = {
     "kernel": lambda: os.kill(kernel(), signal.SIGKILL),
     "papermill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "torn": tear,
-    "hung": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "server": lambda: os.kill(server(), signal.SIGKILL),
 }
 
@@ -104,6 +104,8 @@ def die() -> None:
 
 execution.PATIENCE_S = 1.0
 notebooks.to_execute = lambda _recipe: (notebook(), None)
+if ACT == "hung":
+    os.kill(os.getpid(), signal.SIGSTOP)
 if ACT == "no kernel":
     execution.sys = type("Python", (), {"executable": "/bin/false", "stdout": sys.stdout, "stderr": sys.stderr})
 if ACT in DEATHS:

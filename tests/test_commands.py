@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from llmrepro import catalog, cli, commands, engines, environment, machine, parameters
 from llmrepro.commands import Step
+from llmrepro.engines import vllm
 from llmrepro.model import PATTERN
 
 
@@ -47,7 +48,9 @@ def test_every_recipes_commands_can_be_copied_and_name_all_that_is_pinned(name, 
     assert [step.why.partition(",")[0] for step in started] == [s.id for s in recipe.servers]
     for step, server in zip(started, recipe.servers, strict=True):
         said = engines.filled(server.args, machine.threads(), commands.DRAFT)
-        said = [word.replace("/{", "{") for word in said]
+        if vllm.REMOTE_CODE in said:
+            assert f"{vllm.REMOTE_CODE} is left out" in step.text
+        said = [word.replace("/{", "{") for word in said if word != vllm.REMOTE_CODE]
         at = step.argv.index(said[0])
         assert step.argv[at : at + len(said)] == said
         assert "as written: the engine is not installed here" in step.text

@@ -30,12 +30,11 @@ class Matrix:
     def __init__(self, folder: Path, acts: list[str], *options: str, repeats: int = 2, disk_mb: int = 0):
         self.folder, self.runs = folder, folder / "runs"
         self.runs.mkdir(parents=True)
-        self.mounted = disk_mb > 0
-        if self.mounted:  # a disk of its own, which can be full
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.runs)]
-            if subprocess.run(mount, capture_output=True).returncode:
-                self.mounted = False
-                pytest.skip("a small disk can be mounted by root only")
+        # a disk of its own, which can be full
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.runs)]
+        self.mounted = disk_mb > 0 and subprocess.run(mount, capture_output=True).returncode == 0
+        if disk_mb and not self.mounted:  # nothing fills the disk of who runs the tests
+            acts = [""] * len(acts)
         self.temporary = tempfile.mkdtemp(prefix="llmrepro-", dir="/tmp")  # short enough for sockets
         self.rigs = [
             Rig(folder / f"rig-{n}", folder / "cache", n, ("chat",), repeats if n == 1 else 2)
@@ -125,6 +124,11 @@ class Matrix:
         row = self.rows()[str(number)]
         return row["did"], row["outcome"], row["exit_code"]
 
+    def swallowed(self) -> str:
+        """How a first cell ends at a deadline that swallows the interrupt: its kernel is killed. On a slow machine
+        it may not have come so far, and is interrupted in order."""
+        return "interrupted" if list(self.runs.glob("truth/*-1/*/swallowing")) else "stopped"
+
     def status(self, rig: Rig) -> dict:
         return run_folder.status(self.path(rig))
 
@@ -139,7 +143,7 @@ BY_THEMSELVES = {
     "loading": ("failed", 3, "cannot load the model"),
     "server": ("completed", 0, ""),
 }
-LONG = 40  # rounds: some five seconds
+LONG = 25  # rounds: some seconds
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +152,11 @@ def matrices(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ends")
     made = {
         "cells": Matrix(folder / "cells", list(BY_THEMSELVES)),
-        "late": Matrix(folder / "late", ["swallow", "hung"], "--cell-deadline", "40"),
+        "late": Matrix(folder / "late", ["swallow", "hung"], "--cell-deadline", "25"),
         "full": Matrix(folder / "full", ["full", ""], repeats=LONG, disk_mb=700),
         **{name: Matrix(folder / name, ["", ""], repeats=LONG) for name in ("INT", "TERM", "HUP", "KILL")},
         "twice": Matrix(folder / "twice", ["swallow", ""]),
-        "whole": Matrix(folder / "whole", ["swallow", ""], "--deadline", "30"),
+        "whole": Matrix(folder / "whole", ["swallow", ""], "--deadline", "25"),
     }
     told = {
         "INT": lambda it: os.killpg(it.process.pid, signal.SIGINT),  # as a terminal does, to all that it started
@@ -209,7 +213,7 @@ def test_the_second_signal_kills_a_cell_that_swallows_the_first(matrices):
 def test_the_deadline_of_the_whole_ends_the_cell_and_the_matrix(matrices):
     it = matrices["whole"]
     assert it.end() == 124, it.said
-    assert it.outcome(1) == ("measured", "interrupted", 124) and it.outcome(2)[0] == "not reached"
+    assert it.outcome(1) == ("measured", it.swallowed(), 124) and it.outcome(2)[0] == "not reached"
     assert "deadline" in it.rows()["1"]["reason"] and "deadline" in it.summary()["stopped"]
     it.check(it.rigs[0], whole=False)
 
@@ -238,6 +242,8 @@ def test_whatever_a_cell_dies_of_it_is_told_and_the_next_goes_on(matrices):
 
 def test_a_full_disk_fails_its_cell_and_what_was_measured_is_kept(matrices):
     it = matrices["full"]
+    if not it.mounted:
+        pytest.skip("a small disk can be mounted by root only")
     assert it.end() == 12, it.said
     assert "the summary could not be written: [Errno 28]" in it.said, it.said
     kept = len(it.records(it.rigs[0]))
@@ -253,7 +259,7 @@ def test_a_full_disk_fails_its_cell_and_what_was_measured_is_kept(matrices):
 def test_a_cell_that_will_not_end_is_ended_after_its_deadline(matrices):
     it = matrices["late"]
     assert it.end() == 12, it.said
-    assert it.outcome(1) == ("measured", "interrupted", 124), "its kernel was killed"
+    assert it.outcome(1) == ("measured", it.swallowed(), 124)
     assert it.outcome(2) == ("measured", "interrupted", -9), "papermill itself hung"
     assert "deadline" in it.rows()["1"]["reason"] and "did not end by itself" in it.rows()["2"]["reason"]
     for rig in it.rigs:

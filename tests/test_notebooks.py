@@ -25,6 +25,7 @@ HOSTILE = (
     "\\begin{equation}e\\end{equation} [link](javascript:x) ![i](http://e.example/i.png) http://e.example/p "
     "www.e.example a@e.example a|b @@0@@ {t} # x # Second - item --- | a | b | |---|---|"
 )
+NO_FILE = HOSTILE.replace("/", "")  # an argument or a variable that names one is refused
 SHOWN = " ".join(HOSTILE.split())
 PROCESS = "import sys; from llmrepro.cli import main; sys.argv[0] = 'llmrepro'; main()"
 
@@ -70,7 +71,7 @@ def hostile() -> Recipe:
         title=HOSTILE,
         question=HOSTILE,
         source={"publication": HOSTILE, "url": "https://e.example/a_b$c|d&amp;`e`[f](g)\\h_"},
-        servers=[{"id": "one", "args": ["--x", HOSTILE], "env": {"GGML_X": HOSTILE}}],
+        servers=[{"id": "one", "args": ["--x", NO_FILE], "env": {"GGML_X": NO_FILE}}],
         workloads=plain["workloads"],
     )
 
@@ -216,7 +217,8 @@ def test_a_recipes_text_stays_text():
     links = [a["href"] for a in page.find_all("a") if "anchor-link" not in a.get("class", [])]
     assert links == ["https://e.example/a_b$c|d&amp;`e`[f](g)\\h_"]
     assert words(page.h1).removesuffix("¶") == SHOWN
-    assert rows(page)["server one"] == f"GGML_X={SHOWN} --x {SHOWN}"
+    said = SHOWN.replace("/", "")
+    assert rows(page)["server one"] == f"GGML_X={said} --x {said}"
     assert rows(page)["workload chat"] == f"{SHOWN}: 10 requests"
     assert words(page.p).count(SHOWN) == 2
     outside_code = BeautifulSoup(str(page), "html.parser")

@@ -58,6 +58,14 @@ def by_papermill(notebook: Path, folder: Path, **parameters: str) -> Path:
     return run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_installed(tmp_path_factory):
+    """What is shown depends on the engines that are: a flag that the installed one has no more is translated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMREPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module", params=RECIPES)
 def run(request, tmp_path_factory):
     """A published study's recipe, its notebook run in published mode."""

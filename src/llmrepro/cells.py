@@ -1,11 +1,13 @@
 """What the cells of the notebooks share: which names their parameters cells set, and tables to look at."""
 
 import ast
-import html
 from itertools import dropwhile, takewhile
 
 from IPython.core.getipython import get_ipython
 from IPython.display import display
+
+from llmrepro import credentials
+from llmrepro.markup import escaped, showable
 
 
 def assigned_in_parameter_cells() -> set[str]:
@@ -26,17 +28,19 @@ def _is_parameters(source: str) -> bool:
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> None:
-    """Show label and value pairs; everything is escaped, for a recipe's text runs nowhere."""
+    """Show label and value pairs; everything is escaped, for a recipe's text runs nowhere. A credential in them is
+    not shown: what a cell shows is saved with its notebook."""
+    rows = [(label, credentials.without(value)) for label, value in rows]
     body = "".join(
-        f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{html.escape(k)}</th>"
-        f"<td style='text-align:left'>{html.escape(v)}</td></tr>"
+        f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{escaped(k)}</th>"
+        f"<td style='text-align:left'>{escaped(v)}</td></tr>"
         for k, v in rows
     )
     width = max((len(k) for k, _ in rows), default=0)
-    plain = "\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in rows)])
+    plain = showable("\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in rows)]))
     display(
         {
-            "text/html": f"<table><caption style='text-align:left;font-weight:bold'>{html.escape(title)}"
+            "text/html": f"<table><caption style='text-align:left;font-weight:bold'>{escaped(title)}"
             f"</caption><tbody>{body}</tbody></table>",
             "text/plain": plain,
         },

@@ -166,8 +166,11 @@ def _end(path: Path, code: int, why: str = "") -> int:
         with contextlib.closing(run_folder.Folder(path)) as run:
             run.set_status(status["outcome"], status["stage"], next_step=status["next_step"], **more)
         status = run_folder.status(path)
-    if _blank(path):  # in what papermill saved after the report was made
+    with sentences():
+        blanked = _blank(path)  # in what papermill saved after the report was made
+    if blanked:
         _report(path)
+        status = run_folder.status(path)
     click.echo(f"{status['outcome']}" + (f": {status['reason']}" if status.get("reason") else ""))
     if status.get("next_step"):
         click.echo(f"next: {status['next_step']}")
@@ -224,21 +227,18 @@ def _report(folder: Path, public: bool = False) -> Path:
     from llmrepro import report as made  # matplotlib and nbconvert, which nothing else here needs
 
     with sentences():
-        _blank(folder)
+        if _blank(folder) and public:
+            made.write(folder)  # which tells of it too
         return made.write(folder, public=public)
 
 
 def _blank(folder: Path) -> bool:
-    """Blank credentials in a folder that nobody writes any more; whether there were any. Its result is computed
-    anew then, since its files are not what it was computed from."""
+    """Blank credentials in a folder that nobody writes any more; whether there were any."""
     if run_folder.held(folder) or not credentials.blank(folder):
         return False
-    if (folder / "result.json").exists():
-        from llmrepro import results, study_results
+    from llmrepro import verification
 
-        with contextlib.closing(run_folder.Folder(folder)) as run:
-            study = (folder / "study.json").exists()
-            run.write_json("result.json", (study_results if study else results).compute(folder))
+    verification.renew(folder)
     return True
 
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from itertools import count, islice
 from pathlib import Path
 
-from llmrepro import confinement, facts, folder_copy, imported, report, run_folder, verification
+from llmrepro import confinement, credentials, facts, folder_copy, imported, report, run_folder, verification
 from llmrepro import run as runs
 from llmrepro.comparison import load_study
 from llmrepro.folder_copy import RECORDED, Finding, Kind
@@ -222,6 +222,8 @@ def take(recorded: str, made: str, of: Kind, root: str, name: str) -> dict:
     if others:
         found.append(Finding("", _otherwise(others, files), True))
     try:
+        if credentials.blank(place):
+            verification.renew(place)
         report.write(place)
     except BaseException:
         shutil.rmtree(place)

@@ -9,7 +9,8 @@ import click
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from llmrepro import run_folder
+from llmrepro import credentials, run_folder
+from llmrepro.markup import showable
 from llmrepro.recipe import RecipeError
 
 # What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
@@ -82,17 +83,18 @@ def _value(model: type[BaseModel], name: str, given):
 
 @contextlib.contextmanager
 def sentences():
-    """What a person can mend is shown as its sentence, without a traceback."""
+    """What a person can mend is shown as its sentence, without a traceback and without credentials."""
     try:
         yield
     except (RecipeError, run_folder.RunError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(showable(credentials.without(str(error)))) from None
     except UNREADABLE as error:
+        first = showable(error).splitlines()[0]
         raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); a file of it "
-            "was changed, or it is of another version of the kit: restore it, or start a new run"
+            f"this run folder cannot be read ({type(error).__name__}: {first}); a file of it was changed, or it is of "
+            "another version of the kit: restore it, or start a new run"
         ) from None
     except OSError as error:
         raise click.ClickException(
-            f"{error}; make room, or choose another folder, then go on with --resume"
+            f"{showable(error)}; make room, or choose another folder, then go on with --resume"
         ) from None

@@ -27,6 +27,7 @@ from llmrepro import (
 from llmrepro.environment import EnvironmentFailure
 from llmrepro.fixes import patch_package
 from llmrepro.install import Checkout, Engine, Fix
+from llmrepro.markup import showable
 from llmrepro.model import PATTERN, Conversion, Model, Preparation, Weights
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters
@@ -90,7 +91,8 @@ def lines(steps: Iterable[Step], private: bool = False) -> list[str]:
         before = title
         found += comment(step.text, "#   ")
         found += _command(step) if step.argv else []
-    return [machine.private(line) for line in found] if private else found
+    shown = map(showable, found)  # a folder may be called anything
+    return [machine.private(line) for line in shown] if private else [*shown]
 
 
 def comment(text: str, mark: str = "# ") -> list[str]:

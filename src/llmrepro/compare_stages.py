@@ -14,6 +14,7 @@ from llmrepro import (
     jobs,
     locks,
     occupancy,
+    privacy,
     requirements,
     run_folder,
     stages,
@@ -193,7 +194,8 @@ def report(compared: StudyRun) -> None:
 
 def finish(compared: StudyRun) -> None:
     """The status of the study's run and its arms' once the stages are over; see `stages.finish`."""
-    (compared.path / "report.html").unlink(missing_ok=True)
+    for page in (privacy.OWN, privacy.SHARED):
+        (compared.path / page).unlink(missing_ok=True)
     if compared.parameters.runs:
         compared.set_status("completed", "report")
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, credentials, own_prompts, terms
+from llmrepro import catalog, credentials, own_prompts, terms, trust
 from llmrepro import run as runs
 from llmrepro import study as studies
 from llmrepro.parameters import Parameters, resolved
@@ -17,6 +17,7 @@ from llmrepro.recipe import Recipe
 from llmrepro.run import Run
 from llmrepro.run_folder import Folder, RunError, held, read_json
 from llmrepro.study import Arm, Study
+from llmrepro.trust import Asked
 
 
 class StudyParameters(BaseModel):
@@ -86,9 +87,9 @@ def create(params: StudyParameters) -> StudyRun:
         raise RunError("neither a study nor runs are given; name a study, or two run folders or more")
     study, given = _of_runs(params) if params.runs else (_as_run(params), {})
     asked = {} if given else _asked(study, params)
-    for one in asked.values():  # refused before a folder is made
-        recipe = resolved(catalog.load(one.recipe), one)
-        runs.trusted(recipe, one, catalog.path_of(one.recipe).parent)
+    trust.require(*map(_resolved, asked.values()))  # refused before a folder is made
+    for one in map(_resolved, asked.values()):
+        runs.texts(*one)
     into = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else None
     for folder in given.values():
         if into is not None and into.is_relative_to(folder.resolve()):
@@ -147,6 +148,10 @@ def _asked(study: Study, params: StudyParameters) -> dict[str, Parameters]:
             },
         )
     return found
+
+
+def _resolved(one: Parameters) -> Asked:
+    return Asked(resolved(catalog.load(one.recipe), one), one, catalog.path_of(one.recipe).parent)
 
 
 def _workloads(arm: Arm, params: StudyParameters) -> list[str] | None:

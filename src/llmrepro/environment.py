@@ -223,6 +223,11 @@ def _checked(lock: Path) -> None:
         text = lock.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise EnvironmentFailure(f"{lock} is not UTF-8 ({error.reason})", next_step="restore it") from None
+    if hiding := re.search(r"(?m)^\s*#.*\\$", text):  # to uv its next line is no comment
+        raise EnvironmentFailure(
+            f"{lock} holds {hiding[0][:200]!r}, a comment that goes on behind its backslash",
+            next_step="make it again with `uv pip compile --universal --generate-hashes`",
+        )
     for line in text.replace("\\\n", " ").splitlines():
         line = line.strip()
         if line and not line.startswith("#") and not PIN.fullmatch(line) and line != "--only-binary :all:":
@@ -307,6 +312,7 @@ def _freeze(place: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
+        cwd="/",
         env=plain_environment(),
     )
     if shown.returncode != 0:
@@ -338,6 +344,7 @@ def interpreter(wanted: str | None) -> Path:
         capture_output=True,
         text=True,
         check=False,
+        cwd="/",  # it asks the Python of a .venv where it is started, which may be a stranger's folder
         env=plain_environment(),
     )
     if found.returncode != 0:

@@ -30,6 +30,7 @@ from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
 from llmrepro import executed, terms
+from llmrepro.markup import showable
 
 OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, NOT_STARTED = 0, 2, 3, 4, 5  # and 128 + the signal's number
 DEADLINE, ABANDONED = 124, 125
@@ -78,7 +79,7 @@ class _OwnKernel(AsyncKernelManager):
         spec["argv"][0] = sys.executable
         # Else the debugger warns on stderr, in every run, that it cannot look into frozen modules.
         spec["env"] = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-        # Else a random.py that lies where the command was typed is imported for the library's.
+        # Else a library's name that lies where the command was typed is imported for it: it may be a stranger's.
         spec["argv"].append("--InteractiveShellApp.ignore_cwd=True")
         return KernelSpec(**spec)
 
@@ -143,14 +144,15 @@ class _Conductor(threading.Thread):
 
 
 class _Echo:
-    """Passes a cell's output on; a reader that went away does not end the run."""
+    """Passes a cell's output on, without what a terminal would obey; a reader that went away does not end the
+    run."""
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):
-            self.stream.write(text)
+            self.stream.write(showable(text))
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):

@@ -15,14 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from llmrepro import imported
+from llmrepro import credentials, imported
 from llmrepro.comparison import KEPT
 
 Kind = Literal["run", "study", "imported"]
 
 RECORDED: dict[Kind, tuple[str, ...]] = {  # what a folder is computed from, by what tells its kind
     "study": (
-        *("status.json", "study.json", "parameters.json", "machine.json"),
+        *("status.json", "study.json", "parameters.json", "machine.json", credentials.FILE),
         *(f"arms/*/{name}" for name in KEPT),
     ),
     "imported": ("status.json", *imported.INPUTS),

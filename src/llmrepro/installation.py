@@ -18,8 +18,9 @@ from pathlib import Path
 
 import uv
 
-from llmrepro import checkouts, contents, engines, package_index
+from llmrepro import checkouts, contents, engines, machine, package_index
 from llmrepro.install import Checkout, Engine
+from llmrepro.markup import showable
 from llmrepro.progress import Progress
 
 TICK_S = 0.5
@@ -30,7 +31,8 @@ class EnvironmentFailure(RuntimeError):
     """An environment that could not be built; `log_tail` is how its log ended, `next_step` what to do."""
 
     def __init__(self, message: str, log: Path | None = None, next_step: str = ""):
-        self.log_tail = log.read_text(errors="replace").splitlines()[-15:] if log and log.exists() else []
+        said = log.read_text(errors="replace") if log and log.exists() else ""
+        self.log_tail = [showable(line) for line in said.splitlines()[-15:]]
         self.next_step = next_step or (f"read {log}" if log else "")
         self.found = message
         tail = "".join(f"\n    {line}" for line in self.log_tail)
@@ -100,7 +102,7 @@ class Steps:
     def _started(self, argv: list[str], cwd: Path | None, env: dict[str, str]):
         process = subprocess.Popen(
             argv,
-            cwd=cwd,
+            cwd=cwd or "/",  # uv reads settings where it is started, which may be a stranger's folder
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -213,7 +215,7 @@ def _build_sdist(engine: Engine, part: Path, step: Steps, build: list[list[str]]
         raise EnvironmentFailure(str(error), step.log) from None
     sources = [p for p in folder.iterdir() if p.is_dir()]
     for argv in build:
-        step(argv, "build", cwd=sources[0])
+        step(argv, "build", cwd=sources[0], whole_env=build_environment())
     shutil.rmtree(folder)  # only the programs are kept
 
 
@@ -224,7 +226,7 @@ def _build_checkouts(engine: Engine, part: Path, step: Steps, build: list[list[s
     for checkout in engine.install.checkouts:
         _checkout(checkout, folder / checkout.name, step)
     for argv in build:
-        step(argv, "build", cwd=folder)
+        step(argv, "build", cwd=folder, whole_env=build_environment())
     for checkout in engine.install.checkouts:  # a look at it with git would write into it, and so change it
         shutil.rmtree(folder / checkout.name / ".git")
 
@@ -247,12 +249,27 @@ def _checkout(checkout: Checkout, folder: Path, step: Steps) -> None:
         raise EnvironmentFailure(str(failure), step.log, failure.next_step) from None
 
 
+# What finds a compiler, and what it is told; conda's own compilers are named so.
+COMPILING = re.compile(
+    r"CC|CXX|CUDACXX|CUDAHOSTCXX|(C|CXX|CPP|LD)FLAGS|CPATH|LIBRARY_PATH|PKG_CONFIG_PATH|CUDA_(HOME|PATH)|CONDA_PREFIX"
+    r"|CONDA_BUILD_SYSROOT|CMAKE_(PREFIX_PATH|BUILD_PARALLEL_LEVEL)|CCACHE_DIR"
+)
+
+
+def build_environment() -> dict[str, str]:
+    """What builds sources of others inherits: no token of the user's, and no proxy, as everything is there."""
+    told = {name: value for name, value in os.environ.items() if COMPILING.fullmatch(name)}
+    return {**machine.minimal_environment(), **told, "NO_COLOR": "1"}
+
+
 def plain_environment() -> dict[str, str]:
     """This process's environment, without what points tools at another Python or makes them write colours:
     Jupyter's kernels set CLICOLOR_FORCE, and a coloured version number is no version number."""
     ours = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "CLICOLOR_FORCE", "FORCE_COLOR"}
+    paths = {k: os.path.abspath(v) for k in ("UV_CACHE_DIR", "UV_CONFIG_FILE") if (v := os.environ.get(k))}
     return {
         **{k: v for k, v in os.environ.items() if k not in ours},
+        **paths,
         "NO_COLOR": "1",
         "UV_PYTHON_DOWNLOADS": "never",
     }

@@ -24,11 +24,13 @@ from llmrepro import (
     requirements,
     run_folder,
     terms,
+    trust,
 )
 from llmrepro import run as runs
 from llmrepro.parameters import Parameters, checked, resolved
 from llmrepro.recipe import Recipe, RecipeError
 from llmrepro.run_folder import RunError
+from llmrepro.trust import Asked
 
 Act = Literal["new", "go on", "skip", "refuse"]
 UNREADABLE = (RunError, KeyError, TypeError, AttributeError, ValueError)  # of a folder that was changed by hand
@@ -110,7 +112,7 @@ def plan(choice: Choice, given: dict, *, force: bool = False, elsewhere: bool = 
             params = checked({**given, "recipe": name})
             recipe = resolved(catalog.load(name), params)
             folder = catalog.path_of(name).parent
-            runs.trusted(recipe, params, folder)
+            trust.require(Asked(recipe, params, folder))
         except (RecipeError, RunError) as error:
             cells.append(Cell(name, name, "refuse", str(error)))
             continue

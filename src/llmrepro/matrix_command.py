@@ -92,7 +92,10 @@ def matrix(
                 click.echo(showable(line))
             return
         runs_dir = base_of(given.get("runs_dir"))
-        runs_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {runs_dir}: {error.strerror}; give another --runs-dir") from None
         if scheduler is None:
             run = partial(matrix_.run, deadline_s=deadline, cell_deadline_s=cell_deadline)
         else:
@@ -173,8 +176,7 @@ class _Teller:
 
     def __init__(self, cells: list):
         self.total = len(cells)
-        self.left = {id(one): one.seconds for one in cells if one.does}
-        self.all_s, self.done_s, self.number = sum(self.left.values()), 0.0, 0
+        self.all_s, self.done_s, self.number = sum(one.seconds for one in cells if one.does), 0.0, 0
         self.begin = self.cell_begin = time.monotonic()
         self.bar = None
 
@@ -200,7 +202,8 @@ class _Teller:
     def ticks(self, one) -> None:
         if self.bar is not None:
             spent_s = time.monotonic() - self.cell_begin
-            self.bar.to(self.done_s + min(spent_s, 0.95 * one.seconds), f"{one.recipe}: {_stage(one.folder)}")
+            stage = f": {_stage(one.folder)}" if one.folder else ""  # else it runs elsewhere
+            self.bar.to(self.done_s + min(spent_s, 0.95 * one.seconds), f"{one.recipe}{stage}")
 
     def ended(self, one, row) -> None:
         from llmrepro.report import index

@@ -1,5 +1,6 @@
 """Numbers as people read them: as many digits as the measurement carries, thousands apart, units beside."""
 
+import re
 from math import floor, isfinite, log10
 
 from llmrepro.claim import Value
@@ -72,6 +73,11 @@ def beside(values: list[float]) -> list[str]:
     apart should not be rounded together."""
     decimals = max(0, DIGITS - _magnitude(min(values, key=abs, default=0)))
     return [_rounded(value, decimals) for value in values]
+
+
+def cell(value: object) -> object:
+    """A value for a CSV file that a spreadsheet may open: what it would take for a formula begins with a '."""
+    return f"'{value}" if isinstance(value, str) and re.match(r"[=+\-@\t\r＝＋－＠]", value) else value
 
 
 def plural(count: int, noun: str) -> str:

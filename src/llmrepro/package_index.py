@@ -55,7 +55,11 @@ def _pip_config_lines() -> list[str]:
     """The lines of `pip config list`; without any pip, what its environment variables would have made."""
     for command in _pip_commands():
         asked = subprocess.run(
-            [*command, "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+            [*command, "config", "list"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd="/",  # -m looks for modules where it is started, which may be a stranger's folder
         )
         if asked.returncode == 0:
             return asked.stdout.splitlines()

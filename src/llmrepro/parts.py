@@ -8,8 +8,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from llmrepro import terms
 
-# They break a line, hide what stands on it, or are obeyed by a terminal.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# They break a line, hide or turn around what stands on it, or are obeyed by a terminal.
+CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+)
+# A file of the machine, an address, or the way out of a folder: at the start, or behind what separates values.
+ELSEWHERE = re.compile(r"(^|[=,:;])(/|~|\.{1,2}/|[A-Za-z][A-Za-z0-9+.-]*://|file:)|(^|/)\.\.(/|$)")
 LEAST, MOST = 1e-9, 1e15  # sizes of numbers that are claimed or stated; nought is one as well
 
 
@@ -58,6 +62,12 @@ def _allowed_argument(value: str) -> str:
         if longer and name not in NOT_SHORT and name not in IN_FULL:  # vLLM takes a beginning that one option has
             next_step = "write it in full" if longer[0] in IN_FULL else "which a recipe may not set; leave it out"
             raise ValueError(f"{name} can be read as short for {longer[0]}, {next_step}")
+    return _pinned_argument(name, value)
+
+
+def _pinned_argument(name: str, value: str) -> str:
+    """An argument that names nothing beyond the recipe. A build may be newer than any list of options, so that
+    names that speak of files, addresses or code are refused, known or not."""
     if re.search(r"\d{19}", value):
         raise ValueError(f"{value[:40]!r} has a number of more than 18 digits, which no setting needs; shorten it")
     if name in OTHER_ARGUMENTS or PRESETS.fullmatch(value.partition("=")[0].replace("_", "-")):
@@ -66,7 +76,22 @@ def _allowed_argument(value: str) -> str:
         raise ValueError(
             f"{name} is set by the kit on every boot (loopback, a free port, a fresh key); leave it out"
         )
+    if value.startswith("-") and _names_more(name) and name not in IN_FULL:
+        raise ValueError(
+            f"{name} names a file, an address, a model or code by its sound, which no recipe may; leave it out"
+        )
+    if found := ELSEWHERE.search(value.partition("=")[2] if value.startswith("--") else value):
+        raise ValueError(
+            f"{value[:60]!r} names {found[0]!r}, a file or an address; of files only {{draft}} is given, and the "
+            "weights, which the kit names itself; leave it out"
+        )
     return value
+
+
+def _names_more(name: str) -> bool:
+    if name in PLAIN_ARGUMENTS:
+        return False
+    return bool(OUTSIDE.search(name.lstrip("-"))) or bool(re.search(r"-(config|json)s?$", name))
 
 
 KIT_ARGUMENTS = frozenset(
@@ -77,13 +102,27 @@ NOT_SHORT = {  # options themselves, of one engine or another
     *("--chat-template", "--config", "--model", "--lora", "--mmproj", "--api-key", "--kv", "--reasoning-parser"),
     *("--draft", "--grammar", "--json-schema"),
 }
-IN_FULL = {"--speculative-config", "--compilation-config", "--spec-draft-model", "--model-draft"}
+IN_FULL = {
+    "--trust-remote-code",
+    "--speculative-config",
+    "--compilation-config",
+    "--spec-draft-model",
+    "--model-draft",
+}
+OUTSIDE = re.compile(  # a word of an option's name
+    r"(?:^|-)(path|dir|directory|folder|file|url|uri|repo|host|port|addr|address|ip|mcp|agent|plugin|cls|class|script"
+    r"|command|secret|key|root|model|ray|nnodes)s?(?:-|$)|(?:^|-)(?:hf|auth|access)-token$"
+)
+PLAIN_ARGUMENTS = {  # that sound so and name nothing
+    *("--no-host", "--max-model-len", "--model-impl", "--language-model-only", "--attention-config"),
+    *("--pooler-config", "--override-generation-config", "--reasoning-config", "--eplb-config"),
+}
 PRESETS = re.compile(r"--(fim|gpt-oss|embd|vision)\b.*-default")  # of llama.cpp, which each fetch a model
 # What would serve another model than the pinned one, open another door, or read and write elsewhere.
 OTHER_ARGUMENTS = frozenset(
     "-hf -hfr -hff --hf-repo --hf-file --hf-token -mu --model-url -dr --docker-repo --models-dir --models-preset "  # noqa: SIM905
     "--ssl-key-file --ssl-cert-file --path --api-prefix --log-file --tools --rpc --props --slot-save-path "
-    "-hfd -hfrd --hf-repo-draft --spec-draft-hf "
+    "-hfd -hfrd --hf-repo-draft --spec-draft-hf -mm -mmu "
     "-lcd --lookup-cache-dynamic -lcs --lookup-cache-static --grammar-file -jf --json-schema-file "
     "-hfv -hfrv -hffv --hf-repo-v --hf-file-v -mv --model-vocoder --lora-scaled --control-vector-scaled "
     "--models-autoload "
@@ -98,6 +137,7 @@ OTHER_ARGUMENTS = frozenset(
     "-s -sc -dpa -dpp --generation-config --hf-overrides --ec-transfer-config --profiler-config "  # -s: of -sc
     "--structured-outputs-config --kv-events-config --weight-transfer-config --logging-config "
     "--scheduler-cls --distributed-executor-backend --otlp-traces-endpoint --tool-server "
+    "--data-parallel-backend -dpb -dpm --data-parallel-external-lb --data-parallel-hybrid-lb "
     # open-jet's
     "--lib --draft-vocab".split()
 )
@@ -105,8 +145,13 @@ ENVIRONMENT_ALLOWED = re.compile(
     r"(LLAMA|GGML|VLLM|OMP|KMP|MKL|OPENBLAS|CUDA|PYTORCH|TORCH|FLASHINFER|TRITON)_"
     r"[A-Z0-9_]+|DO_NOT_TRACK"
 )
-# Names that make an engine load code, read or write files, or take its arguments from elsewhere.
-REFUSED_PARTS = re.compile(r"^LLAMA_ARG_|PATH$|LIBRAR|FILE$|PLUGIN|INJECTION|_DIR$")
+# Names that make an engine load or compile code, unpickle, read or write files, listen elsewhere, or take its
+# arguments from elsewhere.
+REFUSED_PARTS = re.compile(
+    r"^LLAMA_ARG_|PATH(_|$)|LIBRAR|FILE(_|$)|PLUGIN|INJECTION|DIR(ECTORY)?$|HOME$|ROOT$|BASE$|FOLDER|_CACHE$|REPOSITORY"
+    r"|DEST$|_OUT$|_(HOST|IP|PORT|ADDR|URL|URI|KEY|TOKEN)(_|$)|NVCC|FLAGS$|MANAGER|REMOTE|SERIALIZATION|WEIGHTS_ONLY"
+    r"|DEV_MODE|RUNTIME_LORA|RESOLVER|CONNECTOR|AUTOLOAD"
+)
 REFUSED_VARIABLES = {
     "LLAMA_API_KEY",
     "LLAMA_ARG_HOST",
@@ -130,17 +175,28 @@ def _allowed_variable(name: str) -> str:
     return name
 
 
+def _plain_value(value: str) -> str:
+    _one_line(value)
+    if "/" in value or ELSEWHERE.search(value):
+        raise ValueError(f"{value[:60]!r} names a file, an address or a folder, which no variable of a recipe may")
+    return value
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 RecipeId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*$", max_length=120)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 RelativePath = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_relative)]
-HttpsUrl = Annotated[str, Field(pattern=r"^https://[^\s\x00-\x1f\x7f-\x9f\"'<>]+$", max_length=500)]
+# ASCII, and nobody before an @: what is read as the host is the host, and no password is written down.
+HttpsUrl = Annotated[
+    str, Field(pattern=r"^https://[A-Za-z0-9.-]+(:\d{1,5})?([/?#][!#-&(-;=?-~]*)?$", max_length=500)
+]
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$", max_length=80)]
 EngineName = Annotated[str, _known("engine", terms.engines)]
 FixName = Annotated[str, _known("fix", terms.fixes)]
 ConditionName = Annotated[str, _known("condition", terms.CONDITIONS)]
 MetricName = Annotated[str, _known("metric", terms.METRICS)]
 Argument = Annotated[str, Field(max_length=2000), AfterValidator(_allowed_argument)]
+Value = Annotated[str, Field(max_length=2000), AfterValidator(_plain_value)]
 Variable = Annotated[str, AfterValidator(_allowed_variable)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Scalar = Annotated[str | int | float | bool, AfterValidator(sized)]
@@ -188,11 +244,11 @@ def unique(kind: str, ids: list[str]) -> list[str]:
 
 def sentences(error: ValidationError, schema: dict) -> str:
     """What is wrong, a line each: the key's path, and what would be right by the JSON `schema` of the model."""
-    return "\n".join(f"  {_sentence(e, schema)}" for e in error.errors())
+    return "\n".join(f"  {CONTROL.sub('?', _sentence(e, schema))}" for e in error.errors())
 
 
 def _sentence(error, schema: dict) -> str:
-    where = ".".join(CONTROL.sub("?", str(part)) for part in error["loc"]) or f"the {schema['title'].lower()}"
+    where = ".".join(map(str, error["loc"])) or f"the {schema['title'].lower()}"
     if error["type"] == "extra_forbidden":
         known = _keys_at(error["loc"][:-1], schema)
         return f"{where}: unknown key; {terms.nearest(str(error['loc'][-1]), known)}"

@@ -9,6 +9,8 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle
 from tqdm import tqdm
 
+from llmrepro.markup import showable
+
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}"
 WIDEST = 100
 
@@ -63,7 +65,7 @@ class Progress:
                 show = self._handle.update if self._seen else self._handle.display
                 show({"text/plain": line}, raw=True)
             if self._terminal is not None:
-                self._terminal.write(f"\r\x1b[K{line}" + ("\n" if last else ""))
+                self._terminal.write(f"\r\x1b[K{showable(line)}" + ("\n" if last else ""))
                 self._terminal.flush()
             elif self._handle is None and (last or not self._seen):
                 print(line, flush=True)

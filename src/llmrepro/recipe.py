@@ -9,7 +9,7 @@ from llmrepro import arguments, terms
 from llmrepro.claim import Between, Claim, Comparison, Conditions, Side
 from llmrepro.install import Engine
 from llmrepro.model import Model
-from llmrepro.parts import Argument, HttpsUrl, Name, Part, RecipeId, Variable, sentences, unique
+from llmrepro.parts import Argument, HttpsUrl, Name, Part, RecipeId, Value, Variable, sentences, unique
 from llmrepro.shape import Memory
 from llmrepro.workload import Prompt, Workload
 
@@ -50,7 +50,7 @@ class Server(Part):
     args: list[Argument] = Field(
         [], description="As the engine's own server names them; {threads} and {draft} are filled in."
     )
-    env: dict[Variable, str] = {}
+    env: dict[Variable, Value] = {}
     numa_node: int | None = Field(None, ge=0, le=63, description="Bound to its CPUs and memory, with numactl.")
     boots: int = Field(1, ge=1, le=100)
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import catalog, earlier_runs, own_prompts
+from llmrepro import catalog, credentials, earlier_runs, own_prompts, trust
 from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import Folder, RunError, read_json, stamp
+from llmrepro.trust import Asked
 
 LEAST_FREE_BYTES = 100e6  # of the disk that a run folder is made on: records, logs, figures and a page
 
@@ -36,7 +37,8 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     params = settled(committed, params)
     recipe = resolved(committed, params)
     folder = catalog.path_of(params.recipe).parent
-    trusted(recipe, params, folder)
+    trust.require(Asked(recipe, params, folder))
+    asked = texts(recipe, params, folder)
     params = params.model_copy(update=_from_anywhere(params, folder))
     if path is None:
         path = new_folder(params.runs_dir, recipe.id)
@@ -46,12 +48,26 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
         run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    own = own_prompts.by_hash(params.prompts_file)
-    texts = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
-    run.write_json("prompts.json", texts)
+    run.write_json("prompts.json", asked)
     run.write_json(earlier_runs.PINS, earlier_runs.pins(folder))
     run.set_status("running", "card")
     return run
+
+
+def texts(recipe: Recipe, params: Parameters, folder: Path) -> dict[str, str]:
+    """The texts of a recipe's prompts by their sha256. Raises RunError where one of them, or the recipe, holds a
+    credential: both are kept in the run folder as they are, by their hash or to go on with."""
+    own = own_prompts.by_hash(params.prompts_file)
+    found = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
+    named = {p.sha256: f"its prompt {p.id!r}" for p in recipes.prompts(recipe)}
+    everything = {"": recipe.model_dump_json(by_alias=True, exclude_unset=True), **found}
+    for sha256, text in everything.items():
+        if held := credentials.kinds(text):
+            raise RunError(
+                f"{recipe.id}: {named.get(sha256, 'its recipe.json')} holds {held[0]}, and a run keeps that and "
+                "shows it on its page; take it out"
+            )
+    return found
 
 
 def base_of(runs_dir: str | None) -> Path:
@@ -82,44 +98,6 @@ def new_folder(runs_dir: str | None, name: str) -> Path:
         except OSError as error:
             raise RunError(f"cannot make a run folder under {base}: {error}; give another runs_dir") from None
     raise RunError(f"a hundred runs were begun within a second under {base / name}; give another runs_dir")
-
-
-def trusted(recipe: Recipe, params: Parameters, folder: Path) -> None:
-    """A recipe chooses code that runs as the user: one from elsewhere is shown, and waits for a yes."""
-    if folder.is_relative_to(catalog.home()) or params.trust or params.mode == "published":
-        return
-    if params.server_url is not None:  # nothing is installed
-        return
-    code = f"{', '.join(_code(recipe))} ({recipe.engine.install.kind})"
-    raise RunError(
-        f"{recipe.id} comes from {folder}, not from this kit, and installing it runs code that it names: {code}, "
-        f"hashes in {folder}/engine.lock; weights {', '.join(_weights(recipe))}. Read these and "
-        "every command, which --dry-run shows; then give --trust (in a notebook: trust=True), or only look with "
-        "mode published"
-    )
-
-
-def _weights(recipe: Recipe) -> list[str]:
-    """Where weights are taken from: the model's repository by any of its names, the overlay's, the drafter's."""
-    model = recipe.model
-    return [
-        f"{' or '.join([one.repo, *one.also_named])} {one.revision or 'at its main'}"
-        for one in (model, model.overlay, model.draft)
-        if one is not None
-    ]
-
-
-def _code(recipe: Recipe) -> list[str]:
-    """Everything of which code is run, as its packages, commits and image name it."""
-    install, prepare = recipe.engine.install, recipe.model.prepare
-    patches = [p.source for fix in recipe.engine.fixes for p in fix.patches if p.source is not None]
-    return [
-        *(f"{name} {version}" for name, version in install.pins.items()),
-        *(f"{c.repo} at {c.commit}" for c in install.checkouts),
-        *([install.container.image] if install.container is not None else []),
-        *(f"{source.path} of {source.repo} at {source.commit}" for source in patches),
-        *(f"{script} of {prepare.repo} at {prepare.commit}" for script in (prepare.scripts if prepare else [])),
-    ]
 
 
 def _from_anywhere(params: Parameters, folder: Path) -> dict[str, str]:
@@ -160,8 +138,9 @@ def _resumed(params: Parameters) -> Run:
             f"resume: a lock of {committed.id} has changed since {path} was begun, so another engine would answer "
             "the rest; start a new run"
         )
-    trusting = was.model_copy(update={"trust": was.trust or params.trust})
-    trusted(committed, trusting, beside)
+    asking = Asked(committed, was, beside)
+    trusting = was.model_copy(update={"trust": params.trust or (was.trust and trust.given_before(asking))})
+    trust.require(asking._replace(params=trusting))
     check_room(path)
     run = Run(path)
     if params.trust and not was.trust:

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmrepro import terms
+from llmrepro import credentials, terms
 from llmrepro.lines import drop_torn
+from llmrepro.markup import showable
 
 if TYPE_CHECKING:  # the sampler, which starts beside every boot, does without
     from pydantic import BaseModel
@@ -80,7 +81,8 @@ class Folder:
     def stage(self, name: str):
         """The status follows a stage: running, then stopped or failed with the reason when it raises.
 
-        The folder is held again if an earlier stage let go of it: a stopped cell can simply be run again.
+        The folder is held again if an earlier stage let go of it: a stopped cell can simply be run again. What an
+        exception says is kept without credentials, in the folder and in the notebook that shows it.
         """
         self.hold()
         self.set_status("running", name)
@@ -90,6 +92,7 @@ class Folder:
             self._end("stopped", name, stopped_by="person", reason="interrupted by a person")
             raise
         except BaseException as error:
+            _without_credentials(error)
             if by := getattr(error, "stopped_by", None):  # it stops a run in order
                 self._end("stopped", name, error.next_step, stopped_by=by, reason=str(error))
                 raise
@@ -98,8 +101,8 @@ class Folder:
                 name,
                 reason=str(error) or type(error).__name__,
                 error=type(error).__name__,
-                log_tail=list(getattr(error, "log_tail", [])),
-                next_step=getattr(error, "next_step", ""),
+                log_tail=[credentials.without(line) for line in getattr(error, "log_tail", [])],
+                next_step=credentials.without(getattr(error, "next_step", "")),
             )
             raise
 
@@ -137,6 +140,17 @@ class Folder:
             file.write(b"".join(r.model_dump_json().encode() + b"\n" for r in records))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _without_credentials(error: BaseException | None) -> None:
+    """Blank them in what an exception says, and in those that led to it: a notebook shows them all."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        said = tuple(credentials.without(a) if isinstance(a, str) else a for a in error.args)
+        if said != error.args:
+            error.args = said
+        error = error.__cause__ or error.__context__
 
 
 def read_json(path: Path) -> Any:
@@ -182,6 +196,7 @@ def status(path: Path, *, page: bool = True) -> dict:
     found = read_json(path / "status.json")
     if not isinstance(found, dict) or found.get("outcome") not in get_args(terms.Outcome):
         raise RunError(f"{path / 'status.json'} is broken: it holds no outcome; restore it, or run again")
+    found = {name: _shown(value) for name, value in found.items()}
     finished = found["outcome"] in {"completed", "lacking", "imported"}
     if page and finished and not (path / "report.html").exists() and not held(path):
         return {
@@ -198,6 +213,13 @@ def status(path: Path, *, page: bool = True) -> dict:
             "next_step": go_on(path),
         }
     return found
+
+
+def _shown(value: Any) -> Any:
+    """What a server or a tool said of its end, without what a terminal would obey."""
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    return showable(value) if isinstance(value, str) else value
 
 
 def go_on(path: Path) -> str:

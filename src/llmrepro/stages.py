@@ -19,6 +19,7 @@ from llmrepro import (
     locks,
     occupancy,
     preparation,
+    privacy,
     prompts,
     requirements,
     run_folder,
@@ -245,9 +246,10 @@ def report(run: Run) -> None:
 
 
 def finish(run: Run) -> None:
-    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked. A page of
-    an earlier sitting, which tells of another end, is taken away."""
-    (run.path / "report.html").unlink(missing_ok=True)
+    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked. Pages of
+    an earlier sitting, which tell of another end, are taken away."""
+    for page in (privacy.OWN, privacy.SHARED):
+        (run.path / page).unlink(missing_ok=True)
     missing = lacks(run)
     left = [] if missing else jobs.missing(run)
     if missing:

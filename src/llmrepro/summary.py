@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from llmrepro import __version__, cell, collection, run_folder, terms
+from llmrepro import __version__, cell, collection, notation, run_folder, terms
 from llmrepro.collection import Collected
 from llmrepro.folder_copy import Finding
 from llmrepro.matrix import Cell
@@ -115,15 +115,15 @@ def _read(path: Path, where: str, did: Did) -> Row:
     ended = status["outcome"] in ("completed", "lacking", "imported")
     page = path / "report.html"
     return Row(
-        recipe=_string(recipe.get("id") or _place(path)),
+        recipe=_text(recipe.get("id") or _place(path)),
         did="collected" if came else did,
         outcome=status["outcome"],
-        reason=_string(status.get("reason", "")),
-        next_step=_string(status.get("next_step", "")),
-        title=_string(recipe.get("title", "")),
-        engine=f"{_string(engine['name'])} {_string(engine['version'])}" if engine else "",
+        reason=_text(status.get("reason", "")),
+        next_step=_text(status.get("next_step", "")),
+        title=_text(recipe.get("title", "")),
+        engine=f"{_text(engine['name'])} {_text(engine['version'])}" if engine else "",
         machine=hardware(read_json_if_there(path / "machine.json")),
-        ended=_string(status["at"]),
+        ended=_text(status["at"]),
         words=dict(Counter(v["word"] for v in judged)) if ended else {},
         verdicts=tuple(judged) if ended else (),
         folder=where,
@@ -138,7 +138,7 @@ def _place(path: Path) -> str:
     return f"{path.parent.parent.name}/{path.parent.name}"
 
 
-def _string(value: object) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.60} is no text")
     return value
@@ -149,15 +149,15 @@ def _judged(verdict: dict) -> dict:
     word, ratio = verdict["word"], verdict.get("here" if "ratios" in verdict else "ratio")
     if word not in get_args(terms.Word) or not (ratio is None or math.isfinite(ratio)):
         raise ValueError(f"{word!r:.60}, {ratio!r:.60} is no verdict")
-    return {"claim": _string(verdict["claim"]), "word": word, "ratio": ratio}
+    return {"claim": _text(verdict["claim"]), "word": word, "ratio": ratio}
 
 
 def hardware(facts: dict) -> str:
     """A machine in a few words: its GPUs, else its processor; "" where it is not known."""
-    gpus = Counter(_string(gpu["name"] or "a GPU") for gpu in facts.get("gpus") or [])
+    gpus = Counter(_text(gpu["name"] or "a GPU") for gpu in facts.get("gpus") or [])
     if gpus:
         return ", ".join(name if count == 1 else f"{count} × {name}" for name, count in gpus.items())
-    return _string((facts.get("cpu") or {}).get("model") or "")
+    return _text((facts.get("cpu") or {}).get("model") or "")
 
 
 def _where(path: Path | None, runs_dir: Path) -> str:
@@ -205,16 +205,11 @@ def write(runs_dir: Path, rows: list[Row], code: int, stopped: str = "") -> list
     writer.writerow([*head, *words, "reason", "next_step", "report"])
     for row in rows:
         said = [getattr(row, name) for name in head] + [row.words.get(word, 0) for word in words]
-        writer.writerow([_text(v) for v in (*said, row.reason, row.next_step, row.report)])
+        writer.writerow([notation.cell(v) for v in (*said, row.reason, row.next_step, row.report)])
     text = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return [
         _replace(runs_dir / name, made) for name, made in zip(FILES[1:], (text, sheet.getvalue()), strict=True)
     ]
-
-
-def _text(value: object) -> object:
-    """A value as a spreadsheet may hold it: one that takes it for a formula would run it."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") and value else value
 
 
 def _replace(target: Path, text: str) -> Path:

@@ -6,6 +6,7 @@ who changes the records and makes everything else anew leaves a folder that is w
 it.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -30,6 +31,11 @@ from llmrepro.folder_copy import RECORDED, Finding, Kind
 from llmrepro.markup import showable
 from llmrepro.run_folder import RunError, read_json, read_json_if_there, sha256_of
 
+COMPUTES: dict[Kind, Callable[[Path], dict]] = {
+    "run": results.compute,
+    "study": study_results.compute,
+    "imported": imported.compute,
+}
 MOST_FINDINGS = 50
 ENDED = ("completed", "lacking", "imported")
 RENDERED_BY = re.compile(r"Rendered by llmrepro ([0-9][\w.+]{0,40})")
@@ -86,6 +92,15 @@ def of_copy(found: list[Finding], copied: Path, path: Path) -> list[Finding]:
     ]
 
 
+def renew(folder: Path) -> None:
+    """Compute each result.json of a folder anew that is there: of files that the kit itself has changed."""
+    for place in (*sorted(p.parent for p in folder.glob("arms/*/result.json")), folder):
+        of = folder_copy.kind(place)
+        if of is not None and (place / "result.json").exists():
+            with contextlib.closing(run_folder.Folder(place)) as run:
+                run.write_json("result.json", COMPUTES[of](place))
+
+
 def findings(recorded: str, made: str, of: Kind) -> list[tuple[str, str, bool]]:
     """The findings of a copied folder: `recorded` holds what it is computed from, where all that is made of it is
     made again, and `made` what was made of it before."""
@@ -102,13 +117,8 @@ def findings(recorded: str, made: str, of: Kind) -> list[tuple[str, str, bool]]:
 def of_results(folder: Path, there: Path, of: Kind) -> Iterator[Finding]:
     """Hold the result.json files below `there` against the recorded files in `folder`, and write those anew that
     these give. What cannot be computed is a finding of no file."""
-    computes: dict[Kind, Callable[[Path], dict]] = {
-        "run": results.compute,
-        "study": study_results.compute,
-        "imported": imported.compute,
-    }
     inner = sorted(p.name for p in (folder / "arms").glob("*")) if of == "study" else []
-    for below, compute in [*((f"arms/{arm}/", results.compute) for arm in inner), ("", computes[of])]:
+    for below, compute in [*((f"arms/{arm}/", results.compute) for arm in inner), ("", COMPUTES[of])]:
         yield from _of_result(folder, there, below, compute)
 
 

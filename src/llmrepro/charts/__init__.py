@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import html
 import importlib.util
 import io
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import font_manager
 
-from llmrepro import findings, imported, sizing, study_findings
+from llmrepro import findings, imported, notation, sizing, study_findings
 from llmrepro.charts import (
     acceptance,
     averages,
@@ -25,6 +24,7 @@ from llmrepro.charts import (
     ladder,
     prefix,
     quotations,
+    ratios,
     restart,
     roofline,
     starts,
@@ -34,12 +34,14 @@ from llmrepro.charts import (
 from llmrepro.charts.drawings import Drawing
 from llmrepro.findings import Findings
 from llmrepro.imported import Imported
+from llmrepro.markup import escaped, showable
 from llmrepro.study_findings import StudyFindings
 from llmrepro.workload import CASES, Workload
 
 PNG_DPI = 192  # twice what a screen shows
 NAMES = (
     "claims-",
+    "ratios",
     "published-",
     "decode-per-prompt",
     "ttft-by-length",
@@ -74,9 +76,9 @@ class Figure:
         """A <figure> that holds everything itself: the SVG as a data: URI, alt text and caption."""
         data = base64.b64encode(self.svg.read_bytes()).decode()
         return (
-            f'<figure id="figure-{html.escape(self.name)}"><img src="data:image/svg+xml;base64,{data}" '
-            f'alt="{html.escape(self.alt)}"><figcaption><strong>{html.escape(self.title)}.</strong> '
-            f"{html.escape(self.caption)}</figcaption></figure>"
+            f'<figure id="figure-{escaped(self.name)}"><img src="data:image/svg+xml;base64,{data}" '
+            f'alt="{escaped(self.alt)}"><figcaption><strong>{escaped(self.title)}.</strong> '
+            f"{escaped(self.caption)}</figcaption></figure>"
         )
 
 
@@ -111,7 +113,7 @@ def _draw(drawings: Callable[[], list[Drawing]], folder: Path) -> list[Figure]:
 
 def _drawings(found: Findings) -> list[Drawing]:
     """Every chart that there are data for, in the order in which they are shown."""
-    drawn: list[Drawing | None] = [*claims.published(found), *_of_requests(found)]
+    drawn: list[Drawing | None] = [ratios.ratios(found), *claims.published(found), *_of_requests(found)]
     restarts = [w for w in found.recipe.workloads if w.kind == "restart"]
     drawn += [restart.cold_start(found, w, _named("cold-start", w, restarts)) for w in restarts]
     rooms = sizing.rooms(found)
@@ -172,7 +174,7 @@ def _write(drawing: Drawing, folder: Path) -> Figure:
     if said != before or not all(f.exists() for f in files.values()) or files["svg"].read_bytes() != picture:
         _drawn[files["svg"].resolve()] = (said, _write_pictures(drawing, files))
     _replace(files["csv"], _csv(drawing.data))
-    _replace(files["txt"], f"{drawing.alt}\n".encode())
+    _replace(files["txt"], f"{showable(drawing.alt)}\n".encode())
     return Figure(drawing.name, drawing.title, drawing.caption, drawing.alt, **files)
 
 
@@ -196,7 +198,7 @@ def _csv(rows: list[dict]) -> bytes:
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows(rows)
+    table.writerows({name: notation.cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
 
 
@@ -235,7 +237,9 @@ def _style() -> Iterator[None]:
         "svg.fonttype": "path",
         "text.parse_math": False,
     }
-    with mpl.rc_context(settings):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # whatever a matplotlibrc says, one in a stranger's folder too
+        mpl.rcParams.update(settings)
         yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from llmrepro import containers
 from llmrepro.engines import EngineError, Launch, _llama_cpp_log, _prometheus, filled
 from llmrepro.install import Container, Install
+from llmrepro.machine import minimal_environment
 from llmrepro.processor import usable_cpus
 from llmrepro.recipe import Server
 
@@ -164,7 +165,17 @@ def _is_number(word: str) -> bool:
 @lru_cache(maxsize=8)
 def _flags(command: tuple[str, ...]) -> frozenset[str]:
     """The flags that this build's own --help, which `command` asks for, lists."""
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    env = {**minimal_environment(), **containers.client_environment()}
+    shown = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        cwd="/",
+        env=env,
+        check=False,
+    )
     flags = frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", shown.stdout))
     if shown.returncode != 0 or "--ctx-size" not in flags:
         raise EngineError(

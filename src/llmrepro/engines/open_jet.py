@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llmrepro.engines import EngineError, Launch, filled
 from llmrepro.install import Install
+from llmrepro.machine import minimal_environment
 from llmrepro.processor import usable_cpus
 from llmrepro.recipe import Server
 from llmrepro.requirements import which
@@ -150,7 +151,14 @@ def _start(environment: Path, own: str) -> list[str]:
 @lru_cache(maxsize=8)
 def _flags(start: tuple[str, ...]) -> frozenset[str]:
     shown = subprocess.run(
-        [*start, "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+        [*start, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        cwd="/",
+        env=minimal_environment(),
+        check=False,
     )
     flags = frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", shown.stdout))
     if shown.returncode != 0 or "--draft" not in flags:

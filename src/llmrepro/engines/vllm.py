@@ -10,10 +10,12 @@ from llmrepro import containers
 from llmrepro.engines import EngineError, Launch, _vllm_log, _vllm_settings, filled
 from llmrepro.install import Container, Install
 from llmrepro.machine import minimal_environment
+from llmrepro.parts import flag_of
 from llmrepro.recipe import Server
 
 MODULE = "vllm.entrypoints.openai.api_server"
 IN_IMAGE = ["vllm", "serve"]  # in vllm/vllm-openai, whose entrypoint of its own was another one in old versions
+REMOTE_CODE = "--trust-remote-code"
 # No calls home, no downloads: everything that a recipe needs was fetched and hashed before.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -47,7 +49,7 @@ def launch(
     if install.kind == "container":
         return _in_container(environment, install.container, server, weights, draft, alias, port, api_key, threads)
     start, adaptations = _start(environment, install)
-    args = filled(server.args, threads, draft)
+    args, left_out = _arguments(server, threads, draft)
     # The kit's own come last: of an option given twice, vLLM takes the last.
     own = ["--served-model-name", alias, "--host", "127.0.0.1", "--port", str(port)]
     return Launch(
@@ -58,8 +60,16 @@ def launch(
             "VLLM_API_KEY": api_key,
             "VLLM_CACHE_ROOT": str(compile_cache(environment)),
         },
-        adaptations,
+        [*adaptations, *left_out],
     )
+
+
+def _arguments(server: Server, threads: int, draft: Path | None) -> tuple[list[str], list[str]]:
+    """A server's arguments, and what of them is left out. Code of a checkpoint is never run: none is fetched with
+    the weights, and what a config names instead would come out of the user's own cache, unpinned."""
+    args = [word for word in server.args if flag_of(word) != REMOTE_CODE]
+    told = [f"{REMOTE_CODE} is left out: no code that comes with a checkpoint is run here"]
+    return filled(args, threads, draft), told if len(args) < len(server.args) else []
 
 
 def _in_container(
@@ -74,6 +84,7 @@ def _in_container(
     threads: int,
 ) -> Launch:
     mounts, model, draft = containers.checkpoints(weights, draft)
+    args, left_out = _arguments(server, threads, draft)
     variables = {**dict(zip(server.env, filled(server.env.values(), threads, draft), strict=True)), **QUIET}
     start = containers.start(
         environment,
@@ -86,9 +97,9 @@ def _in_container(
     )
     own = ["--served-model-name", alias, "--host", "0.0.0.0", "--port", str(container.port)]
     return Launch(
-        [*start.argv, model, *filled(server.args, threads, draft), *own],
+        [*start.argv, model, *args, *own],
         {**start.env, **variables, "VLLM_API_KEY": api_key},
-        ["a container keeps nothing from one start to the next: each boot compiles what it needs anew"],
+        ["a container keeps nothing from one start to the next: each boot compiles what it needs anew", *left_out],
         start.cleanup,
         start.cidfile,
         start.bound,
@@ -122,6 +133,7 @@ def _flags(start: tuple[str, ...]) -> frozenset[str]:
         text=True,
         timeout=300,
         stdin=subprocess.DEVNULL,
+        cwd="/",  # -m looks for modules where it is started, which may be a stranger's folder
         env={**minimal_environment(), **containers.client_environment(), **QUIET},
         check=False,
     )

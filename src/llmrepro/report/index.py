@@ -105,14 +105,14 @@ def _sections(rows: list[Row], earlier: list[Row], command: str) -> Iterator[Sec
 
 
 def _table(caption: str, rows: list[Row]) -> Html:
-    head = ("recipe", "machine", "outcome", "verdicts", "ended", "minutes")
+    head = ("recipe", "outcome", "verdicts", "machine", "ended", "minutes")
     cells = [
         (
             _name(row),
-            row.machine or NOTHING,
             _said(row),
             _words(row),
-            row.ended[:16].replace("T", " "),
+            row.machine or NOTHING,
+            tag("span", row.ended[:16].replace("T", " "), class_="whole"),
             _minutes(row),
         )
         for row in rows
@@ -144,7 +144,9 @@ def _said(row: Row) -> Html:
 def _words(row: Row) -> Html | str:
     if row.outcome == "lacking":
         return f"{plural(sum(row.words.values()), 'claim')} as published"
-    shown = [join([f"{row.words[name]:,} × ", word(name)]) for name in WORDS if row.words.get(name)]
+    shown = [
+        tag("span", f"{row.words[name]:,} × ", word(name), class_="whole") for name in WORDS if row.words.get(name)
+    ]
     return join(shown, " ") if shown else NOTHING
 
 
