@@ -61,9 +61,9 @@ def doctor(recipe: str | None) -> None:
 
     faults = 0
     for name in [recipe] if recipe else catalog.ids():
-        click.echo(name)
+        click.echo(showable(name))
         for check in doctor_.examine(name):
-            click.echo(f"  {check.what:<20} {check.found}")
+            click.echo(f"  {check.what:<20} {showable(check.found)}")
             if check.next_step:
                 click.echo(f"  {'→ next':<20} {check.next_step}")
                 faults += 1
