@@ -90,8 +90,8 @@ OTHER_MODELS = [
 ]
 PICKLES = [
     *(
-        ("model.files.0.path", f"x{suffix}")
-        for suffix in ".bin .pt .pth .ckpt .pkl .pickle .npy .py .so .BIN .gguf.bin .gguf\u200b .[b]in .js?n".split()  # noqa: SIM905
+        ("model.files.0.path", f"x.{suffix}")
+        for suffix in "bin|pt|pth|ckpt|pkl|pickle|npy|py|so|BIN|gguf.bin|gguf\u200b|[b]in|js?n".split("|")  # noqa: SIM905
     ),
     ("model.files", [{"path": "*"}]),
     ("model.files", [{"path": "x.*"}]),

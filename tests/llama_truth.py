@@ -1,7 +1,8 @@
 """The truth server as a llama-server: its options, tokenizer, slots and context, and a journal on disk.
 
 The journal outlives a server that is killed. A JSON line `what`: "up", with the pid of each start, its
-arguments and environment; "begun", right after a request came; "ended", right before the last byte of its answer is sent.
+arguments and environment; "begun", right after a request came; "ended", right before the last
+byte of its answer is sent.
 """
 
 import argparse

@@ -3,9 +3,9 @@ that a recipe comes in by: `llmrepro run`, `runs.create`, a real tool, a real bo
 
 Rules that are proved where their code is tested, and so not here again:
 git speaks https only, takes `--` before what a recipe says, leaves submodules out, runs no hook or filter and
-gets no token: test_checkouts. A patch or a script leads out of no checkout: test_patch_package, test_preparation. Single
-files come from known forges, and redirects lead nowhere else: test_git_files. Prompts out of somebody's Python are
-read and never run: test_literals. A container is published on loopback, its weights are read-only and no word of a
+gets no token: test_checkouts. A patch or a script leads out of no checkout: test_patch_package, test_preparation.
+Single files come from known forges, and redirects lead nowhere else: test_git_files. Prompts out of somebody's
+Python are read and never run: test_literals. A container is published on loopback, its weights are read-only and no word of a
 recipe becomes an option of podman or docker: test_containers. No proxy catches loopback: test_client. Scripts that
 prepare or convert weights get no token: test_conversion. The user's hub token goes to the hub alone: test_hub. A
 key of somebody's server is in no file: test_server_url. Report, study page, notebook card and the page of imported
@@ -83,8 +83,8 @@ def llmrepro(*words) -> tuple[int, str]:
 
 
 def refused(stranger: Stranger, attempts: list) -> None:
-    """Each attempt is refused before a folder is made, trusted as the recipe is: in it, and as an override of it. The
-    refusal names the place and holds nothing that a terminal obeys."""
+    """Each attempt is refused before a folder is made, though trust is given: in the recipe, and as an override.
+    The refusal names the place and holds nothing that a terminal obeys."""
     plain, held = json.loads(stranger.file.read_text()), []
     for path, value in attempts:
         recipe, overrides = stranger.file.read_text(), {}
