@@ -1,143 +1,192 @@
-"""What a recipe from elsewhere may try, by the rule that it breaks: each a place in recipe.json and what is there.
+"""A stranger's recipe: a valid one whose engine is the truth server, and what it tries, by the rule that it tries.
 
-The rest of the recipe is the default one, so that nothing but the attack is wrong with it.
+Each attempt is a dotted path into recipe.json and the value that is put there: in the file, or by an override.
 """
 
-from itertools import product
+import copy
+import json
+from pathlib import Path
+from typing import Any
 
-ARGS, ENV = "servers.default.args", "servers.default.env"
-INSTALL, FILE = "engine.install", "model.files.0"
-COMMIT = "1" * 40
-REPO = "https://example.org/engine"
-DIGEST = f"registry.example.org/engine@sha256:{'2' * 64}"
-OPTIONS = ["--ctx-size", "2048"]
+from kill_rig import COMMIT, Rig
 
-
-def checkout(repo: str, commit: str, name: str = "engine", **more) -> tuple[str, dict]:
-    return INSTALL, {"kind": "git", "checkouts": [{"name": name, "repo": repo, "commit": commit, **more}]}
+HASH = "0" * 64
+IMAGE = f"ghcr.io/ggml-org/llama.cpp@sha256:{HASH}"
+ARGS, ENV, REPO = "servers.0.args", "servers.0.env", "engine.install.checkouts.0.repo"
 
 
-def container(**more) -> tuple[str, dict]:
-    return INSTALL, {"kind": "container", "container": {"image": DIGEST, **more}}
+def _args(*attempts: str) -> list[tuple[str, Any]]:
+    return [(ARGS, attempt.split("|")) for attempt in attempts]
 
 
-def built(**variables: str) -> tuple[str, dict]:
-    return f"{INSTALL}.build", variables
+def _env(*attempts: str) -> list[tuple[str, Any]]:
+    return [(ENV, dict([(*attempt.split("=", 1), "x")[:2]])) for attempt in attempts]
 
 
-ATTACKS: dict[str, list[tuple[str, object]]] = {
-    "git is fetched over https, at a whole commit": [
-        *(checkout(repo, COMMIT) for repo in ("http://example.org/x", "git://example.org/x", "git@example.org:x")),
-        *(checkout(repo, COMMIT) for repo in ("file:///etc", "ext::sh -c id", "/tmp/x", "-oProxyCommand=id")),
-        *(checkout(REPO, commit) for commit in ("main", "v1.0", "1" * 39, "g" * 40, "HEAD", "1" * 41)),
-    ],
-    "nothing is an option of git": [
-        checkout("--upload-pack=id", COMMIT),
-        checkout(f"{REPO} --upload-pack=id", COMMIT),
-        checkout(REPO, "--upload-pack=id"),
-        checkout(REPO, COMMIT, name="--work-tree=x"),
-        checkout(REPO, COMMIT, name="../../x"),
-        checkout(REPO, COMMIT, submodules=True),
-        (f"{INSTALL}.pins", {"xllamacpp": "1 --index-url=https://example.org"}),
-        (f"{INSTALL}.pins", {"--index-url": "1"}),
-        (f"{INSTALL}.indexes", ["http://example.org/simple"]),
-    ],
-    "build variables are words of a pattern": [
-        built(ARCH="$(shell id)"),
-        built(ARCH="sm_80; id"),
-        built(ARCH="native"),
-        built(GGML_X="`id`"),
-        built(GGML_X="a b"),
-        built(GGML_X="../x"),
-        built(CMAKE_TOOLCHAIN_FILE="/tmp/x.cmake"),
-        built(CC="sh"),
-        built(SHELL="x"),
-        built(MAKEFLAGS="-f/tmp/x"),
-    ],
-    "variables are an engine's own": [
-        (ENV, {name: "x"})
-        for name in (
-            *(
-                "LD_PRELOAD",
-                "LD_LIBRARY_PATH",
-                "PATH",
-                "PYTHONPATH",
-                "PYTHONSTARTUP",
-                "BASH_ENV",
-                "HOME",
-                "GIT_SSH",
-            ),
-            *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "HTTP_PROXY", "SSL_CERT_FILE"),
-            *("LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_MODEL", "LLAMA_API_KEY", "VLLM_API_KEY", "VLLM_PORT"),
-            *("VLLM_PLUGINS", "CUDA_INJECTION64_PATH", "OMP_TOOL_LIBRARIES", "GGML_BACKEND_PATH", "TORCH_TRACE"),
-            *("ld_preload", "VLLM_X;id", "VLLM_X=1", ""),
+def _weights(path: str) -> dict:
+    return {
+        "source": "huggingface",
+        "repo": "a/b",
+        "revision": COMMIT,
+        "format": "gguf",
+        "files": [{"path": path}],
+    }
+
+
+def _container(**changes) -> dict:
+    return {"kind": "container", "container": {"image": IMAGE, **changes}}
+
+
+ADDRESS = [
+    *_args("--host|0.0.0.0", "--host=0.0.0.0", "--hos=0.0.0.0", "--ho|::", "--ctx-size|8|--host|::"),
+    *_args("--port|1", "--port=1", "--por|1", "--uds|x", "--reuse-port", "--grpc-port|1", "--grpc_port=1"),
+    *_args("--data-parallel-rpc-port|1", "-dpp|1", "--master-addr|x", "--a-new-host|x", "--a-new-address=x"),
+    *_args("--api-key|x", "--api_key=x", "--api-ke|x", "--api-key-file|x", "--allowed-origins|[]", "--nnodes|2"),
+    *_args("--alias|x", "-a|x", "--served_model_name|x", "-h", "--help=all", "--usage", "--version"),
+    *_env("LLAMA_API_KEY", "LLAMA_ARG_HOST", "LLAMA_ARG_API_KEY", "LLAMA_SERVER_ROUTER_PORT", "VLLM_API_KEY"),
+    *_env("VLLM_HOST_IP", "VLLM_PORT", "VLLM_DP_MASTER_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_SERVER_DEV_MODE"),
+]
+FILES = [
+    *_args("--grammar-file|x", "--chat-template|/etc/passwd", "--chat-template|~/x", "--chat-template=../x"),
+    *_args("--x|a/../../b", "--x|./b", "--x=/etc/passwd", "--x|a=/etc/passwd", "--x|1,/etc/passwd", "--x|file:x"),
+    *_args(
+        "--x|https://example.org", "--x|s3://bucket", "--log-prompts-dir|x", "--log-file|x", "--slot-save-path|x"
+    ),
+    *_args(
+        "--mm-encoder-fp8-scale-save-path|x", "--config|x.yaml", "--conf|x", "--video-ffmpeg-dir|x", "--tools|x"
+    ),
+    *_env("GGML_X=/etc/passwd", "GGML_X=a/b", "GGML_X=~", "GGML_X=..", "TORCH_LOGS_OUT", "TRITON_DUMP_DIR"),
+    *_env("CUDA_COREDUMP_FILE", "VLLM_CACHE_ROOT", "FLASHINFER_WORKSPACE_BASE", "LLAMA_CACHE", "TORCH_HOME"),
+    *[(f"workloads.0.prompts.0.{key}", p) for key in ("file",) for p in ("/etc/passwd", "../x", "a/../../x")],
+    *[("model.files.0.path", path) for path in ("../x.gguf", "/x.gguf", "a/../../x.gguf")],
+    ("engine.fixes", [{"name": "cu13-nvcc", "lock": "../x.lock"}]),
+    ("engine.fixes", [{"name": "patch-package", "package": "vllm", "patches": [{"file": "/x", "sha256": HASH}]}]),
+]
+CODE = [
+    *_args("--mcp-servers-json|{}", "--mcp-servers-config|x", "--agent", "--middleware|x.y", "--middlewar|x.y"),
+    *_args("--logits-processors|x", "--logits_processors=x", "--worker-cls|x.Y", "--tool-parser-plugin|x"),
+    *_args("--model-loader-extra-config|{}", "--additional-config|{}", "--kernel_config.x|y", "--hf-overrides|{}"),
+    *_args("--hf-overrides.architectures|x", '--compilation-config|{"backend": "x.y"}', "-O.backend=x", "--trust"),
+    *_args("--trust-remote", "--trust_remote_cod", '-cc|{"backend": "x"}', "--distributed-executor-backend|x.Y"),
+    *_env("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSTARTUP", "PATH", "BASH_ENV", "IFS", "HOME"),
+    *_env(
+        "VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION=1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1", "CUDA_HOME"
+    ),
+    *_env("TRITON_CACHE_MANAGER=x:Y", "TRITON_REMOTE_CACHE_BACKEND=x:Y", "FLASHINFER_NVCC", "OMP_TOOL_LIBRARIES"),
+    *_env("FLASHINFER_EXTRA_CFLAGS", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "GGML_BACKEND_PATH", "HF_TOKEN"),
+    *_env("HTTPS_PROXY", "http_proxy", "HF_ENDPOINT", "HF_HUB_OFFLINE=0", "ggml_x", "GGML_X\x1b[2J"),
+]
+OTHER_MODELS = [
+    *_args("evil/model", "--ctx-size|8|evil/model", "--enforce-eager|evil", "--|evil", "-m|x", "--model=x"),
+    *_args("-hf|a/b", "--hf-repo|a/b", "--hf_repo=a/b", "-mu|x", "--model-url|x", "--lora|x", "--lora-modules|x"),
+    *_args("--tokenizer|x", "--spec-model|x", "-md|x", "--model-draft|x", '--speculative-config|{"model": "x"}'),
+    *_args("--speculative-config.model|x", "-mm|x", "--mmproj|x", "--fim-qwen-1.5b-default", "--load-format|pt"),
+    ("model.repo", "../x"),
+    ("model.repo", "-x"),
+    ("model.repo", "a/b/c"),
+    ("model.repo", "https://example.org/x"),
+    ("model.revision", "--upload-pack=sh"),
+    ("model.revision", "main; id"),
+]
+PICKLES = [
+    *(
+        ("model.files.0.path", f"x.{suffix}")
+        for suffix in "bin|pt|pth|ckpt|pkl|pickle|npy|py|so|BIN|gguf.bin|gguf\u200b|[b]in|js?n".split("|")  # noqa: SIM905
+    ),
+    ("model.files", [{"path": "*"}]),
+    ("model.files", [{"path": "x.*"}]),
+    ("model.format", "pickle"),
+    ("model.draft", _weights("draft.pt")),
+    ("model.overlay", _weights("modeling_evil.py")),
+    ("model.overlay", _weights("adapter_model.bin")),
+]
+GIT = [
+    *(
+        (REPO, repo)
+        for repo in (
+            *("http://example.org/x", "git://example.org/x", "ssh://example.org/x", "git@example.org:x/y"),
+            *("file:///x", "/x", "ext::sh -c id", "--upload-pack=touch x", "HTTPS://example.org/x", "https://"),
+            *("https://github.com@example.org/x", "https://user:secret@example.org/x", "https://example.org/x y"),
+            *("https://g\u0456thub.com/x", "https://example.org/x\n", "https:///x", "https://-x/\u202e"),
         )
-    ],
-    "host, port and key are the kit's": [
-        (ARGS, words)
-        for words in (
-            *(["--host", "0.0.0.0"], ["--host=0.0.0.0"], ["--hos=0.0.0.0"], ["--port", "80"], ["--po", "80"]),
-            *(["--api-key", "x"], ["--api_key", "x"], ["--api-key-file", "/tmp/x"], ["--uds", "/tmp/x"]),
-            *(["--model", "/tmp/x"], ["-m", "/tmp/x"], ["--alias", "x"], ["--served_model_name", "x"]),
+    ),
+    *(
+        ("engine.install.checkouts.0.commit", commit)
+        for commit in ("main", "v1.0", "1" * 39, "1" * 41, "A" * 40, f"{COMMIT}\n", "--help", f" {COMMIT}")
+    ),
+    *(("engine.install.checkouts.0.name", name) for name in ("../x", "/x", "-x", ".git", "a b", "")),
+    ("model.prepare", {"repo": "http://example.org/x", "commit": COMMIT, "scripts": ["x.py"]}),
+    ("model.prepare", {"repo": "https://example.org/x", "commit": "main", "scripts": ["x.py"]}),
+    ("model.prepare", {"repo": "https://example.org/x", "commit": COMMIT, "scripts": ["../x.py"]}),
+]
+BUILD = [
+    ("engine.install.build", dict([pair]))
+    for pair in (
+        *(("GGML_X", value) for value in ("$(shell id)", "a b", "a;b", "`id`", "/x", "../x", "", "ON\n")),
+        *(("ARCH", value) for value in ("$(shell id)", "sm_80 X=1", "native", "sm_80\n", "SM_80", "sm_")),
+        *(("CMAKE_CXX_COMPILER", "sh"), ("CMAKE_TOOLCHAIN_FILE", "x"), ("CMAKE_PROJECT_INCLUDE", "x")),
+        *(("LLAMA_USE_PREBUILT_UI", "ON"), ("LLAMA_LLGUIDANCE", "ON"), ("CC", "sh"), ("SHELL", "x"), ("-DX", "1")),
+        *(("ggml_x", "ON"), ("GGML_X=1 CC", "sh"), ("MAKEFLAGS", "x")),
+    )
+]
+PACKAGES = [
+    ("engine.install", {"kind": "wheel", **install})
+    for install in (
+        *({"pins": pins} for pins in ({"x": "1 --index-url=x"}, {"-r x": "1"}, {"x @ https://e": "1"}, {"x": ""})),
+        *({"pins": {"x": "1"}, "indexes": [url]} for url in ("http://example.org", "https://a:b@e.org", "/x")),
+        *({"pins": {"x": "1"}, "python": python} for python in ("3.11; id", "../python", "--system", "/bin/sh")),
+        *({"pins": {"x": "1"}, "wheel_url": "https://example.org"}, {"pins": {}}),
+    )
+]
+CONTAINER = [
+    *(
+        ("engine.install", _container(**changes))
+        for changes in (
+            *({"image": image} for image in ("evil:latest", "a/b", f"a/b@sha256:{'0' * 63}", "--privileged")),
+            *({"shm_size": size} for size in ("16g --privileged", "-1g", "99999999g")),
+            *({"cap_add": [name]} for name in ("SYS_ADMIN", "ALL", "SYS_PTRACE")),
+            *({"port": port} for port in (0, 70000, "1:1")),
+            *({name: True} for name in ("privileged", "network", "volumes", "devices", "pid", "user", "mounts")),
+            {"gpus": "all --privileged"},
         )
-    ],
-    "no argument names a file, a model or code that is not pinned": [
-        (ARGS, words)
-        for words in (
-            *(["/etc/passwd"], ["--chat-template-file", "/etc/passwd"], ["--mmproj=/tmp/x"], ["--lora", "/tmp/x"]),
-            *(
-                ["-hf", "a/b"],
-                ["--model-url", "https://example.org"],
-                ["--slot-save-path", "/tmp"],
-                ["--rpc", "x:1"],
-            ),
-            *(["--log-file", "/tmp/x"], ["--path", "/"], ["--tokenizer", "a/b"], ["--load-format", "pt"]),
-            *(["--worker-cls", "os.system"], ["--middleware", "x.y"], ["--tool-parser-plugin", "/tmp/x.py"]),
-            *(["--logits-processors", "x:y"], ["--config", "/tmp/x.yaml"], ["--media-path", "/"]),
-            *(["--spec-draft-model", "/tmp/x.gguf"], ["--speculative-config", '{"model": "a/b"}']),
-            *(["--compilation-config", '{"backend": "os.system"}'], ["--allowed-local-media-path", "/"]),
-        )
-    ],
-    "a container gets what is typed": [
-        container(image="registry.example.org/engine:latest"),
-        container(image=f"--privileged@sha256:{'2' * 64}"),
-        *(
-            container(**{name: value})
-            for name, value in (("privileged", True), ("volumes", ["/:/host"]), ("user", "0"))
-        ),
-        *(container(**{name: value}) for name, value in (("network", "host"), ("devices", ["/dev/mem"]))),
-        *(container(cap_add=[name]) for name in ("SYS_ADMIN", "ALL", "SYS_PTRACE")),
-        *(container(shm_size=size) for size in ("1g --privileged", "1t", "0m")),
-        container(port=0),
-    ],
-    "a recipe names no path of this machine": [
-        ("model.source", "local"),
-        ("model.repo", "/srv/models"),
-        ("model.repo", "../x"),
-        *((f"{FILE}.path", path) for path in ("/etc/passwd.gguf", "../../x.gguf", "a/../../x.gguf")),
-        *(
-            ("workloads.chat.prompts.0.file", path)
-            for path in ("/etc/passwd", "../recipe.json", "prompts/../../x")
-        ),
-        (
-            "engine.fixes",
-            [{"name": "patch-package", "package": "x", "patches": [{"file": "/x", "sha256": "3" * 64}]}],
-        ),
-        ("engine.fixes", [{"name": "cu13-nvcc", "lock": "../x.lock"}]),
-    ],
-    "weights are no pickle": [
-        (f"{FILE}.path", f"model.{suffix}")
-        for suffix in ("bin", "pt", "pth", "ckpt", "pkl", "pickle", "h5", "npy", "py", "so", "PT", "gguf.py")
-    ],
-    "links are https": [
+    )
+]
+PAGES = [
+    *(
         ("source", {"publication": "x", "url": url})
-        for url in ("http://example.org", "javascript:alert(1)", "data:text/html,x", 'https://x" onload="x', "//x")
-    ],
-    "every text is one line that a terminal does not obey": [
-        (place, f"a{mark}b")
-        for place, mark in product(
-            ("title", "question", "servers.default.args"), ("\n", "\r", "\x1b[2J", "\u202e", "\x00")
-        )
-        if place != "servers.default.args"
-    ],
-}
+        for url in ("javascript:alert(1)", "http://example.org", "data:text/html,x", 'https://e.org/" onclick="x')
+    ),
+    *(
+        ("title", f"a{character}b")
+        for character in "\n\r\t\0\x07\x1b\x7f\x9b\u2028\u202e\u2066\u200f\u061c\U000e0041"
+    ),
+    ("needs.commands", ["rm -rf x"]),
+    ("needs.commands", ["../x"]),
+    ("id", "../../etc/x"),
+    ("id", "a/..\\x"),
+    ("servers.0.id", "<b>"),
+    ("workloads.0.id", "../x"),
+    ("workloads.0.prompts.0.id", "=1+1"),
+]
+
+
+def put(recipe: dict, path: str, value: Any) -> dict:
+    """A copy of a recipe with `value` at a dotted path."""
+    changed = copy.deepcopy(recipe)
+    *above, last = path.split(".")
+    node = changed
+    for key in above:
+        node = node[int(key) if isinstance(node, list) else key]
+    node[int(last) if isinstance(node, list) else last] = value
+    return changed
+
+
+class Stranger(Rig):
+    """The recipe in a folder that is none of the kit's; its engine is there already, in a cache of its own."""
+
+    @property
+    def file(self) -> Path:
+        return self.recipe / "recipe.json"
+
+    def change(self, path: str, value: Any) -> None:
+        self.file.write_text(json.dumps(put(json.loads(self.file.read_text()), path, value)))

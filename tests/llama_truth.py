@@ -1,7 +1,8 @@
 """The truth server as a llama-server: its options, tokenizer, slots and context, and a journal on disk.
 
-The journal outlives a server that is killed. A JSON line `what`: "up", with the pid of each start; "begun", right
-after a request came; "ended", right before the last byte of its answer is sent.
+The journal outlives a server that is killed. A JSON line `what`: "up", with the pid of each start, its
+arguments and environment; "begun", right after a request came; "ended", right before the last
+byte of its answer is sent.
 """
 
 import argparse
@@ -91,6 +92,7 @@ def main() -> None:
     server.slots = threading.Semaphore(asked.parallel)
     server.journal = os.open(asked.journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     up = {"what": "up", "at_ns": time.perf_counter_ns(), "pid": os.getpid()}
+    up |= {"argv": sys.argv[1:], "environment": dict(os.environ)}
     os.write(server.journal, json.dumps(up).encode() + b"\n")
     server.serve_forever()
 

@@ -13,6 +13,7 @@ from llmrepro import run as runs
 from llmrepro import study as studies_
 from llmrepro.command_line import DURATION, draw_on_terminal, parameter_options, sentences, values_of
 from llmrepro.comparison import StudyParameters
+from llmrepro.markup import showable
 from llmrepro.matrix_command import matrix, worker
 from llmrepro.parameters import Parameters, checked, resolved, settled
 from llmrepro.recipe import json_schema
@@ -58,9 +59,9 @@ def doctor(recipe: str | None) -> None:
 
     faults = 0
     for name in [recipe] if recipe else catalog.ids():
-        click.echo(name)
+        click.echo(showable(name))
         for check in doctor_.examine(name):
-            click.echo(f"  {check.what:<20} {check.found}")
+            click.echo(f"  {check.what:<20} {showable(check.found)}")
             if check.next_step:
                 click.echo(f"  {'→ next':<20} {check.next_step}")
                 faults += 1

@@ -91,8 +91,8 @@ def sentences():
     except UNREADABLE as error:
         first = showable(error).splitlines()[0]
         raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {first}); a file of it was changed, or it is of "
-            "another version of the kit: restore it, or start a new run"
+            f"this run folder cannot be read ({type(error).__name__}: {first}); a file of it was changed, or it "
+            "is of another version of the kit: restore it, or start a new run"
         ) from None
     except OSError as error:
         raise click.ClickException(

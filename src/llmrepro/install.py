@@ -19,7 +19,12 @@ from llmrepro.parts import (
     unique,
 )
 
-BUILD_VARIABLES = {r"(GGML|LLAMA|CMAKE|BUILD)_[A-Z0-9_]+": r"[A-Za-z0-9._-]+", r"ARCH": r"sm_\d{2,3}[a-z]?"}
+# Of CMake's own none that names a program or a file of commands; of llama.cpp's none that fetches unpinned files.
+BUILD_VARIABLES = {
+    r"(?!LLAMA_(USE_PREBUILT_UI|LLGUIDANCE)$)(GGML|LLAMA|BUILD)_[A-Z0-9_]+": r"[A-Za-z0-9._-]+",
+    r"CMAKE_(BUILD_TYPE|CUDA_ARCHITECTURES|INTERPROCEDURAL_OPTIMIZATION)": r"[A-Za-z0-9._-]+",
+    r"ARCH": r"sm_\d{2,3}[a-z]?",
+}
 # name@sha256:…, so that the same words always mean the same image; a registry's host may stand before the name.
 IMAGE = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}$"
 

@@ -46,7 +46,7 @@ class Weights(Part):
         for file in self.files:
             if PurePosixPath(file.path).suffix not in LOADED:
                 raise ValueError(
-                    f"{file.path}: only GGUF, safetensors and text files are loaded; a pickle can run code"
+                    f"{file.path!r}: only GGUF, safetensors and text files are loaded; a pickle can run code"
                 )
         if self.source == "pypi" and (self.revision is None or any(f.sha256 is None for f in self.files)):
             raise ValueError("a package needs `revision`, its version, and the sha256 of every file")

@@ -10,7 +10,7 @@ from llmrepro import terms
 
 # They break a line, hide or turn around what stands on it, or are obeyed by a terminal.
 CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u2060-\u2064\ufeff\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 )
 # A file of the machine, an address, or the way out of a folder: at the start, or behind what separates values.
 ELSEWHERE = re.compile(r"(^|[=,:;])(/|~|\.{1,2}/|[A-Za-z][A-Za-z0-9+.-]*://|file:)|(^|/)\.\.(/|$)")
