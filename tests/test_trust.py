@@ -3,13 +3,14 @@ that a recipe comes in by: `llmrepro run`, `runs.create`, a real tool, a real bo
 
 Rules that are proved where their code is tested, and so not here again:
 git speaks https only, takes `--` before what a recipe says, leaves submodules out, runs no hook or filter and
-gets no token: test_checkouts. A patch or a script leads out of no checkout: test_patch_package, test_preparation.
-Single files come from known forges, and redirects lead nowhere else: test_git_files. Prompts out of somebody's
-Python are read and never run: test_literals. A container is published on loopback, its weights are read-only and no
-word of a recipe becomes an option of podman or docker: test_containers. No proxy catches loopback: test_client. Scripts that
-prepare or convert weights get no token: test_conversion. The user's hub token goes to the hub alone: test_hub. A
-key of somebody's server is in no file: test_server_url. Report, study page, notebook card and the page of imported
-numbers show hostile text as text: test_report, test_study_page, test_notebooks, test_import.
+gets no token: test_checkouts. A patch or a script leads out of no checkout: test_patch_package,
+test_preparation. Single files come from known forges, and redirects lead nowhere else: test_git_files. Prompts
+out of somebody's Python are read and never run: test_literals. A container is published on loopback, its weights
+are read-only and no word of a recipe becomes an option of podman or docker: test_containers. No proxy catches
+loopback: test_client. Scripts that prepare or convert weights get no token: test_conversion. The user's hub
+token goes to the hub alone: test_hub. A key of somebody's server is in no file: test_server_url. Report, study
+page, notebook card and the page of imported numbers show hostile text as text: test_report, test_study_page,
+test_notebooks, test_import.
 """
 
 import contextlib
@@ -280,7 +281,6 @@ def trapped(folder: Path, ran: Path) -> None:
         program.write_text(TRAP.format(ran=ran))
         program.chmod(0o755)
     (folder / ".venv/pyvenv.cfg").write_text("home = /usr/bin\n")
-    (folder / "uv.toml").write_text("no-such-setting = true\n")
     (folder / "matplotlibrc").write_text("text.usetex: True\n")
 
 
@@ -375,7 +375,14 @@ def test_an_engine_that_is_asked_for_its_options_gets_no_token_and_is_asked_else
     assert (tmp_path / "cwd").read_text() == "/\n"
 
 
-def test_what_builds_sources_gets_no_token(sources, secrets, monkeypatch):  # noqa: F811
+def test_what_builds_sources_gets_no_token_and_uv_no_settings_of_a_strangers(
+    sources,  # noqa: F811
+    secrets,
+    tmp_path,
+    monkeypatch,
+):
+    (tmp_path / "uv.toml").write_text("[pip]\nno-verify-hashes = 'this ends uv where it is read'\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "a-compiler")
     makefile = sources.own / "megakernel/Makefile"
     sources.pinned = commit(
