@@ -3,7 +3,19 @@ import os
 import pytest
 from browser import chromium
 
-from llmrepro import catalog, environment, preparation
+from llmrepro import catalog, environment, preparation, requirements
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_locks(tmp_path_factory):
+    """What the tests run waits for nothing that is measured on this machine, and nothing waits for them."""
+    os.environ["LLMREPRO_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture(autouse=True)
+def which_pythons():
+    """A test may say that another Python is here than before."""
+    requirements.look_again()
 
 
 def pytest_runtest_setup(item):

@@ -81,19 +81,34 @@ def _recipe(sha256: str) -> dict:
 
 
 class Rig:
-    """The recipe in a folder of its own, its engine in a cache of its own."""
+    """The recipe in a folder of its own, its engine in a cache of its own, or in that of others and told apart by
+    its number. `only` names the workloads to keep, `repeats` their rounds."""
 
-    def __init__(self, folder: Path):
+    def __init__(
+        self,
+        folder: Path,
+        cache: Path | None = None,
+        number: int = 0,
+        only: tuple[str, ...] = (),
+        repeats: int = 2,
+    ):
         self.folder = folder
-        self.recipe, self.cache, self.journal = folder / "recipe", folder / "cache", folder / "journal.jsonl"
-        self.runs, self.weights = folder / "runs", folder / "m.gguf"
+        self.recipe, self.journal = folder / "recipe", folder / "journal.jsonl"
+        self.cache = cache or folder / "cache"
+        self.runs, self.weights, self.locks = folder / "runs", folder / "m.gguf", folder
         self.recipe.mkdir(parents=True)
         for name, text in TEXTS.items():
             (self.recipe / f"{name}.txt").write_text(text.strip() + "\n")
         _write_weights(self.weights)
-        (self.recipe / "recipe.json").write_text(json.dumps(_recipe(sha256_of(self.weights))))
+        recipe = _recipe(sha256_of(self.weights))
+        if only:
+            recipe["workloads"] = [w | {"repeats": repeats} for w in recipe["workloads"] if w["id"] in only]
+            recipe["claims"] = [c for c in recipe["claims"] if c["workload"] in only]
+        if number:
+            recipe["id"] += f"-{number}"
+        (self.recipe / "recipe.json").write_text(json.dumps(recipe))
         lock = self.recipe / "engine.lock"
-        lock.write_text(f"jinja2==3.1.6 --hash=sha256:{'0' * 64}\n")
+        lock.write_text(f"jinja2==3.1.6 --hash=sha256:{number:064}\n")
         engine = catalog.load(str(self.recipe)).engine
         place = environment.place_of(engine, lock, self.cache)
         llama_truth.install(place, self.journal)
@@ -141,7 +156,7 @@ class RealRig:
     """The default recipe with as little to ask as there is of each kind, its own engine and weights."""
 
     def __init__(self, folder: Path, environment: Path, weights: Path):
-        self.folder, self.runs, self.cache = folder, folder / "runs", machine.cache_dir()
+        self.folder, self.runs, self.locks, self.cache = folder, folder / "runs", folder, machine.cache_dir()
         self.environment, self.weights = environment, weights
         folder.mkdir()
 

@@ -17,7 +17,7 @@ import pytest
 from test_server import HOLDS, outcome
 from test_supervisor import FAKE, alive, gone, kill, soon
 
-from llmrepro.execution import repair
+from llmrepro.executed import repair
 
 pytestmark = pytest.mark.engine
 
@@ -28,12 +28,12 @@ from llmrepro import execution
 notebook, output, parameters, deadline_s, patience_s = sys.argv[1:]
 execution.PATIENCE_S = float(patience_s)
 sys.exit(execution.execute(Path(notebook), Path(output), json.loads(parameters),
-                           deadline_s=float(deadline_s) if deadline_s else None))
+                           deadline_s=float(deadline_s) if deadline_s else None).code)
 """
 MEASURE = """
 print("interpreter", sys.executable, flush=True)
 if act == "exit": sys.exit(0)
-if act == "print": print("x" * 3_000_000)
+if act == "print": print("x" * 3_000_000); import psutil; psutil.cpu_count()
 if act == "stubborn":
     (folder / "up").touch()
     while True:
@@ -86,6 +86,7 @@ class Outcome:
         self.process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-c",
                 RUN,
                 str(folder / "in.ipynb"),
@@ -98,6 +99,7 @@ class Outcome:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "TMPDIR": self.temporary, **(env or {})},
+            cwd=folder,
         )
 
     def up(self) -> "Outcome":
@@ -154,10 +156,13 @@ def test_a_notebook_that_ends_well_in_this_interpreter(run, tmp_path):
     other = tmp_path / "share" / "kernels" / "python3"
     other.mkdir(parents=True)
     (other / "kernel.json").write_text(json.dumps({"argv": ["/nowhere"], "display_name": "", "language": ""}))
+    # A file of the user's that is called as a library is, where the command is typed.
+    (tmp_path / "psutil.py").write_text("raise RuntimeError('a stray file was imported')")
     it = run("print", env={"JUPYTER_PATH": str(other.parents[1])})
     assert it.end() == 0, it.err
     assert set(it.cells().values()) == {"completed"}
     lines = [line for line in it.out.splitlines() if not line.startswith("xxx")]
+    assert "stray" not in it.err
     assert lines == ["card ...", "measure ...", f"interpreter {sys.executable}", "report ...", "reported"]
     assert it.err == ""
 

@@ -38,7 +38,6 @@ def test_each_forge_has_its_own_address_of_a_raw_file(repo, where):
     ("repo", "said"),
     [
         ("https://example.org/a/b", "are fetched from github.com, gitlab.com, codeberg.org only"),
-        ("https://me:token@github.com/a/b", "are fetched from"),
         ("https://github.com.example.org/a/b", "are fetched from"),
         ("https://github.com/a", "is no address of a repository"),
         ("https://github.com/a/../b", "is no address of a repository"),

@@ -13,6 +13,7 @@ import yaml
 from browser import jupyterlab
 
 from llmrepro import catalog, parameters, run_folder
+from llmrepro.comparison import StudyParameters
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "reproduce.ipynb"
@@ -96,6 +97,18 @@ def test_the_parameters_cell_is_the_parameters_model():
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize(
+    ("name", "model"), [(OWN, parameters.Parameters), (ROOT / "notebooks/compare.ipynb", StudyParameters)]
+)
+def test_papermills_help_lists_every_parameter_with_what_it_is(name, model):
+    said = subprocess.run([BIN / "papermill", "--help-notebook", name], capture_output=True, text=True, check=True)
+    shown = " ".join(said.stdout.split())
+    for parameter, field in model.model_fields.items():
+        kind = re.search(rf"{parameter}: (str|int|bool|list|dict) \(default [^)]*\) ", shown)
+        assert kind and shown[kind.end() :].startswith(" ".join(field.description.split())), parameter
+    assert max(map(len, said.stdout.splitlines())) <= 120
+
+
 def test_papermill_and_the_command_write_the_same_files(tmp_path):
     by_papermill = papermill(tmp_path, "-p", "repeats", "1", "-y", yaml.safe_dump({"overrides": SMALL}))
     assert by_papermill.returncode == 0, by_papermill.stderr

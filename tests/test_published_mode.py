@@ -59,6 +59,14 @@ def by_papermill(notebook: Path, folder: Path, **parameters: str) -> Path:
     return run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_installed(tmp_path_factory):
+    """What is shown depends on the engines that are: a flag that the installed one has no more is translated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMREPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module", params=RECIPES)
 def run(request, tmp_path_factory):
     """A published study's recipe, its notebook run in published mode."""
@@ -344,4 +352,8 @@ def test_a_studys_cells_say_how_many_claims_there_are_and_print_no_verdicts(tmp_
     assert "9 claims" in said and "Nothing was measured here." in said
     assert "not evaluated" not in said
     assert "mk_server.py -c 65536 -d 4" in said and "vllm serve" in said
+    compare_stages.finish(compared)
+    for arm in compared.arms.values():
+        verdicts = read_json(arm.path / "result.json")["verdicts"]
+        assert all(v["reason"].startswith("lacking: ") for v in verdicts), "each arm's own result tells its end"
     compared.close()

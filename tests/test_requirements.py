@@ -145,3 +145,26 @@ def test_what_a_kind_of_install_takes_is_needed_too():
     assert requirements.of(kind("git", ["git"])).commands == ["git"]
     assert requirements.of(kind("container", [])).commands == ["podman|docker"]
     assert requirements.of(kind("container", ["podman"])).commands == ["podman"]  # narrower than asked
+
+
+def test_weights_that_find_no_free_memory_are_told_with_what_to_do():
+    recipe = catalog.load(catalog.DEFAULT)
+    file = recipe.model.files[0].model_copy(update={"bytes": 8 * 2**30})
+
+    def lacking(free_gib, files=(file,), **needs) -> str | None:
+        model = recipe.model.model_copy(update={"files": [*files]})
+        one = recipe.model_copy(update={"model": model, "needs": Needs(**needs)})
+        return requirements.lacks_room(one, {"memory": {"total_gib": 16.0, "available_gib": free_gib}})
+
+    said = "needs 8 GiB of free memory for the weights, and 7.5 GiB are free now; end other programs"
+    assert lacking(7.5) == said and lacking(8.0) is None
+    assert lacking(7.5, [file.model_copy(update={"bytes": None})]) is None, "its size is not pinned"
+    assert lacking(7.5, vram_gib=16) is None, "a GPU has its own"
+    assert lacking(7.5, memory_gib=100) is None, "no program's end would do"
+    assert lacking(None) is None, "unknown is not short"
+
+
+def test_free_memory_is_among_what_a_live_run_lacks():
+    facts = {"cpu": CPU, "memory": {"total_gib": 64.0, "available_gib": 0.05}, "disk_free_gib": 100.0, "gpus": []}
+    (sentence,) = requirements.missing(catalog.load(catalog.DEFAULT), facts, "the disk")
+    assert sentence.endswith("and 0.05 GiB are free now; end other programs")

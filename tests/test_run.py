@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from pydantic import BaseModel
 
-from llmrepro import catalog, parameters, run_folder
+from llmrepro import catalog, comparison, parameters, run_folder
 from llmrepro import run as runs
 from llmrepro.run_folder import RunError
 
@@ -31,6 +32,19 @@ def test_a_folder_holds_the_resolved_recipe_its_parameters_and_its_prompts(tmp_p
     assert run.parameters.repeats == 2
     assert len(run_folder.read_json(run.path / "prompts.json")) == 13
     assert run_folder.status(run.path)["outcome"] == "running"
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    begun = made(tmp_path)
+    begun.close()
+    there = set(tmp_path.rglob("*"))
+    monkeypatch.setattr(runs.shutil, "disk_usage", lambda _path: SimpleNamespace(free=99_000_000))
+    for values in ({}, {"resume": str(begun.path)}, {"runs_dir": str(tmp_path / "not" / "made")}):
+        with pytest.raises(RunError, match="has 99 MB free, and a run wants 100; make room"):
+            made(tmp_path, **values)
+    with pytest.raises(RunError, match="has 99 MB free"):
+        comparison.create(comparison.StudyParameters(runs_dir=str(tmp_path)))
+    assert set(tmp_path.rglob("*")) == there
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path):

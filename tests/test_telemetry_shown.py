@@ -123,6 +123,12 @@ def test_rows_without_data_are_left_out_and_without_a_sample_there_is_no_strip(t
     assert figure(folder(tmp_path / "none", chat())) is None
 
 
+def test_a_run_that_was_ended_while_its_server_started_has_a_page(tmp_path):
+    path = folder(tmp_path, outcome="stopped", stopped_by="person", reason="interrupted by a person", result=False)
+    write(path, [host(1)])
+    assert "interrupted by a person" in text(soup(path))
+
+
 def test_long_gaps_are_cut_and_so_is_one_of_a_clock_that_began_anew(tmp_path):
     begins = {1: 0, 2: 40, 3: 5000, 4: -4000}  # the machine was started anew before the last
     telemetry = [host(begin + s, n) for n, begin in begins.items() for s in range(20)]

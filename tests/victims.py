@@ -42,6 +42,7 @@ def begin(what, rig: Rig | RealRig, **given) -> multiprocessing.Process:
 
 def _apart(what, rig: Rig | RealRig, given: dict) -> None:
     os.environ |= {"LLMREPRO_CACHE": str(rig.cache), "TMPDIR": rig.temporary}
+    os.environ["LLMREPRO_LOCKS"] = str(rig.locks)  # each of them measures, and most all at once
     tempfile.tempdir = None  # found anew: papermill's sockets are left where it is killed
     os.chdir(rig.folder)
     out = os.open(rig.folder / "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

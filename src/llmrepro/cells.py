@@ -6,6 +6,7 @@ from itertools import dropwhile, takewhile
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
+from llmrepro import credentials
 from llmrepro.markup import escaped, showable
 
 
@@ -27,7 +28,9 @@ def _is_parameters(source: str) -> bool:
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> None:
-    """Show label and value pairs; everything is escaped, for a recipe's text runs nowhere."""
+    """Show label and value pairs; everything is escaped, for a recipe's text runs nowhere. A credential in them is
+    not shown: what a cell shows is saved with its notebook."""
+    rows = [(label, credentials.without(value)) for label, value in rows]
     body = "".join(
         f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{escaped(k)}</th>"
         f"<td style='text-align:left'>{escaped(v)}</td></tr>"

@@ -2,29 +2,27 @@
 
 import contextlib
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
 
 import click
-import yaml
-from pydantic import BaseModel, ValidationError
 
-from llmrepro import catalog, run_folder, terms
+from llmrepro import catalog, credentials, run_folder, terms
 from llmrepro import run as runs
 from llmrepro import study as studies_
+from llmrepro.command_line import DURATION, draw_on_terminal, parameter_options, sentences, values_of
 from llmrepro.comparison import StudyParameters
 from llmrepro.markup import showable
+from llmrepro.matrix_command import matrix, worker
 from llmrepro.parameters import Parameters, checked, resolved, settled
-from llmrepro.recipe import RecipeError, json_schema
+from llmrepro.recipe import json_schema
 
 COMPARED = "compare.ipynb"
 EXECUTED = "reproduce.ipynb"  # in the run folder, whichever notebook it was
-# What pydantic and plain Python say of a file that is JSON and yet not what this kit wrote.
-UNREADABLE = (ValidationError, KeyError, TypeError, AttributeError, ValueError, RecursionError)
 STOPPED_BY = {
     124: ("deadline", "the deadline of the whole run has passed"),
+    125: ("signal", "the matrix that it belongs to was gone"),
     129: ("signal", "stopped by SIGHUP: its terminal was closed"),
     143: ("signal", "stopped by SIGTERM, as a scheduler or a shutdown sends it"),
 }
@@ -71,66 +69,39 @@ def doctor(recipe: str | None) -> None:
         raise click.ClickException(f"{faults} thing{'s' * (faults > 1)} to mend; each next step stands above")
 
 
-def _options(model: type[BaseModel], *arguments: str):
-    """One option per parameter of a notebook, so that both are the same list, but for the command's arguments."""
-
-    def add(command):
-        for name, field in reversed(model.model_fields.items()):
-            if name in arguments:
-                continue
-            flag = f"--{name.replace('_', '-')}"
-            if field.annotation is bool:
-                command = click.option(flag, is_flag=True, default=None, help=field.description)(command)
-            else:
-                shown = None if field.default in (None, {}) else field.default
-                command = click.option(
-                    flag,
-                    metavar="TEXT" if _is_text(model, name) else "YAML",
-                    show_default=shown or False,
-                    help=field.description,
-                )(command)
-        return command
-
-    return add
-
-
-def _is_text(model: type[BaseModel], name: str) -> bool:
-    """Whether a parameter is a text, which is taken as it stands: 007 stays 007."""
-    annotation = str(model.model_fields[name].annotation)
-    return not any(word in annotation for word in ("int", "list", "dict"))
-
-
 @main.command()
 @click.argument("recipe", required=False)
 @click.option("--dry-run", is_flag=True, help="only show every command that a run executes here; nothing is run")
-@_options(Parameters, "recipe")
-def run(recipe: str | None, dry_run: bool, **options) -> None:
+@click.option("--deadline", type=DURATION, help="stop the run, in order, when it has taken so long: 90, 15m, 2h")
+@parameter_options(Parameters, "recipe")
+def run(recipe: str | None, dry_run: bool, deadline: float | None, **options) -> None:
     """Run RECIPE's notebook through papermill and say where its report is.
 
     RECIPE is an id of `llmrepro list` (the first when it is left out) or the path of a recipe.json. Values
     marked YAML are written as in --servers '[default]' or --overrides '{workloads.chat.max_tokens: 32}'.
 
     Exits with 0 when the run came to its end, whatever its verdicts are or when this machine lacks something;
-    1 or 2 when it could not begin, 3 when a step failed, 4 when its kernel died, 128 + n when signal n stopped it.
+    1 or 2 when it could not begin, 3 when a step failed, 4 when its kernel died and 5 when that never started, 124
+    at the deadline, 128 + n when signal n stopped it.
     """
     from llmrepro import execution  # papermill takes a second to import: help does not wait
     from llmrepro import notebooks as notebooks_
 
-    with _sentences():
-        given = _given(Parameters, options) | ({"recipe": recipe} if recipe else {})
+    with sentences():
+        given = values_of(Parameters, options) | ({"recipe": recipe} if recipe else {})
         if dry_run:
             return _dry_run(checked(given))
         new = runs.create(checked(given))
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
         path = new.path
-        _draw_on_terminal()
+        draw_on_terminal()
         click.echo(f"{new.recipe.id} → {path}")
         notebook, why = notebooks_.to_execute(new.parameters.recipe)
         if why:
             click.echo(why)
-        code = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)})
-        code = _end(path, code)
+        ended = execution.execute(notebook, path / EXECUTED, {**asked, "resume": str(path)}, deadline_s=deadline)
+        code = _end(path, *ended)
     sys.exit(code)
 
 
@@ -153,7 +124,7 @@ def _dry_run(params: Parameters) -> None:
 
 @main.command()
 @click.argument("study_or_runs", nargs=-1)
-@_options(StudyParameters, "study", "runs")
+@parameter_options(StudyParameters, "study", "runs")
 def compare(study_or_runs: tuple[str, ...], **options) -> None:
     """Measure the arms of a STUDY in turns and hold them against each other, or compare RUNS that are there.
 
@@ -162,51 +133,44 @@ def compare(study_or_runs: tuple[str, ...], **options) -> None:
     """
     from llmrepro import comparison, execution
 
-    with _sentences():
+    with sentences():
         folders = [given for given in study_or_runs if Path(given).expanduser().is_dir()]
         studies = [given for given in study_or_runs if given not in folders]
         if len(studies) > 1:
             raise run_folder.RunError(f"{studies[1]!r} is no run folder, and only one study can be given")
-        given = _given(StudyParameters, options) | ({"runs": folders} if folders else {})
+        given = values_of(StudyParameters, options) | ({"runs": folders} if folders else {})
         given |= {"study": studies[0]} if studies else {"study": None} if folders else {}
         new = comparison.create(checked(given, StudyParameters))
         path, name = new.path, new.study.id
         asked = new.parameters.model_dump(exclude_defaults=True)
         new.close()  # the notebook's kernel takes the folder over
-        _draw_on_terminal()
+        draw_on_terminal()
         click.echo(f"{name} → {path}")
         notebook = catalog.home().parent / "notebooks" / COMPARED
-        code = execution.execute(notebook, path / COMPARED, {**asked, "resume": str(path)})
-        code = _end(path, code)
+        code = _end(path, *execution.execute(notebook, path / COMPARED, {**asked, "resume": str(path)}))
     sys.exit(code)
 
 
-def _draw_on_terminal() -> None:
-    """Tell the kernel, which has no terminal of its own, where its progress can be drawn."""
-    if sys.stdout.isatty():
-        os.environ["LLMREPRO_TERMINAL"] = os.ttyname(sys.stdout.fileno())
+def _end(path: Path, code: int, why: str = "") -> int:
+    """Say how a run ended; what there is of it gets a report even when it did not get to its own.
 
-
-def _given(model: type[BaseModel], options: dict) -> dict:
-    return {n: _value(model, n, v) for n, v in options.items() if v is not None}
-
-
-def _value(model: type[BaseModel], name: str, given):
-    if _is_text(model, name) or isinstance(given, bool):
-        return given
-    try:
-        return yaml.safe_load(given)
-    except yaml.YAMLError as error:
-        raise run_folder.RunError(f"--{name.replace('_', '-')} {given!r} is no YAML: {error}") from None
-
-
-def _end(path: Path, code: int) -> int:
-    """Say how a run ended; what there is of it gets a report even when it did not get to its own."""
+    `why` is what the execution of its notebook knows of the end. The kernel knew only that it was interrupted, or
+    nothing at all.
+    """
     status = run_folder.status(path)
-    if status["outcome"] == "stopped" and code in STOPPED_BY:  # the kernel knows only that it was interrupted
+    more = {}
+    if status["outcome"] == "stopped" and code in STOPPED_BY:
+        more = dict(zip(("stopped_by", "reason"), STOPPED_BY[code], strict=True))
+    elif status["outcome"] == "interrupted" and not run_folder.held(path):
+        more = {"reason": why or "its notebook came to its end and made no report"}
+    if more:
         with contextlib.closing(run_folder.Folder(path)) as run:
-            by, reason = STOPPED_BY[code]
-            run.set_status("stopped", status["stage"], stopped_by=by, reason=reason, next_step=status["next_step"])
+            run.set_status(status["outcome"], status["stage"], next_step=status["next_step"], **more)
+        status = run_folder.status(path)
+    with sentences():
+        blanked = _blank(path)  # in what papermill saved after the report was made
+    if blanked:
+        _report(path)
         status = run_folder.status(path)
     click.echo(f"{status['outcome']}" + (f": {status['reason']}" if status.get("reason") else ""))
     if status.get("next_step"):
@@ -254,16 +218,55 @@ def _verdicts(path: Path) -> tuple[list[dict], int]:
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def report(folder: Path) -> None:
+@click.option("--public", is_flag=True, help="report-public.html: without names of host and user, without paths")
+def report(folder: Path, public: bool) -> None:
     """Make report.html of a run FOLDER again, from the folder alone."""
-    click.echo(_report(folder.resolve()))
+    click.echo(_report(folder.resolve(), public))
 
 
-def _report(folder: Path) -> Path:
+def _report(folder: Path, public: bool = False) -> Path:
     from llmrepro import report as made  # matplotlib and nbconvert, which nothing else here needs
 
-    with _sentences():
-        return made.write(folder)
+    with sentences():
+        if _blank(folder) and public:
+            made.write(folder)  # which tells of it too
+        return made.write(folder, public=public)
+
+
+def _blank(folder: Path) -> bool:
+    """Blank credentials in a folder that nobody writes any more; whether there were any."""
+    if run_folder.held(folder) or not credentials.blank(folder):
+        return False
+    from llmrepro import verification
+
+    verification.renew(folder)
+    return True
+
+
+main.add_command(matrix)
+main.add_command(worker)
+
+
+@main.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+def verify(folders: tuple[Path, ...]) -> None:
+    """Whether run folders are what they were: every number on a page made again from the records.
+
+    RUN is the folder of a run, of a study or of an import, from here or copied from another machine. A line says
+    for each whether it is whole, then one for every file that is not what it was, and why. Nothing is written.
+
+    Exits with 0 when all are whole, else with 1.
+    """
+    from llmrepro import verification  # matplotlib and nbconvert, as above
+
+    broken = 0
+    for folder in folders:
+        found = verification.verify(folder)
+        click.echo(f"{'whole' if found.whole else 'not whole':<9} {folder}")
+        for one in found.findings:
+            click.echo(f"  {one.file or 'the folder'} {one.sentence}")
+        broken += not found.whole
+    sys.exit(1 if broken else 0)
 
 
 @main.command("import")
@@ -280,7 +283,7 @@ def import_(file: Path, recipe: str | None, server: str | None, suites: tuple[st
     """
     from llmrepro import imported, pairing, receipt_results
 
-    with _sentences():
+    with sentences():
         pairs = [pair.partition("=") for pair in suites]
         if wrong := [suite for suite, sign, workload in pairs if not (suite and sign and workload)]:
             raise run_folder.RunError(f"--map {wrong[0]!r} is not of the form suite=workload")
@@ -323,7 +326,7 @@ def new(recipe: str, to: Path | None, claims_from: Path | None) -> None:
     """
     from llmrepro import adoption
 
-    with _sentences():
+    with sentences():
         made = adoption.adopt(recipe, to, claims_from)
     click.echo(f"{made.recipe.id} → {made.folder}")
     click.echo(f"wrote {', '.join(made.files)}")
@@ -357,21 +360,3 @@ def notebooks() -> None:
         click.echo(f"{what:<9} {path}")
     if any(what == "no recipe" for what, _ in done):
         click.echo("a notebook without a recipe is not deleted here: delete it if its recipe is gone")
-
-
-@contextlib.contextmanager
-def _sentences():
-    """What a person can mend is shown as its sentence, without a traceback."""
-    try:
-        yield
-    except (RecipeError, run_folder.RunError) as error:
-        raise click.ClickException(showable(error)) from None
-    except UNREADABLE as error:
-        raise click.ClickException(
-            f"this run folder cannot be read ({type(error).__name__}: {showable(error).splitlines()[0]}); a file "
-            "of it was changed, or it is of another version of the kit: restore it, or start a new run"
-        ) from None
-    except OSError as error:
-        raise click.ClickException(
-            f"{showable(error)}; make room, or choose another folder, then go on with --resume"
-        ) from None

@@ -8,7 +8,18 @@ from typing import Any
 from IPython.display import display
 
 from llmrepro import charts as charts_
-from llmrepro import comparison, jobs, run_folder, stages, study_results
+from llmrepro import (
+    comparison,
+    credentials,
+    jobs,
+    locks,
+    occupancy,
+    privacy,
+    requirements,
+    run_folder,
+    stages,
+    study_results,
+)
 from llmrepro import machine as machine_
 from llmrepro import report as report_
 from llmrepro import results as results_
@@ -74,6 +85,7 @@ def _plan(compared: StudyRun) -> str:
 
 def machine(compared: StudyRun) -> None:
     """What this machine is, and what each arm needs that it lacks."""
+    requirements.look_again()
     with compared.stage("machine"):
         if compared.parameters.runs:
             return
@@ -81,14 +93,20 @@ def machine(compared: StudyRun) -> None:
         earlier = run_folder.read_json_if_there(known)
         facts = machine_.describe(machine_.cache_dir())
         rows, on_cpu = [], False
-        for arm, run in compared.arms.items():
-            with run.stage("machine"):
-                run.write_json("machine.json", facts)
-                lacking = stages.lacks(run)
-                on_cpu |= not lacking and not run.recipe.needs.gpu_count
-                rows.append((f"arm {arm}", "; ".join(lacking) or "can run here"))
-        if on_cpu:
-            facts["memory"] |= machine_.measured_bandwidth(earlier)
+        for run in compared.arms.values():
+            run.write_json("machine.json", facts)
+        looked_at = [part for run in compared.arms.values() for part in stages.looks_at(run)]
+        with locks.held(looked_at, compared.path) as waited:
+            if waited:
+                facts = machine_.describe(machine_.cache_dir())
+            for arm, run in compared.arms.items():
+                with run.stage("machine"):
+                    run.write_json("machine.json", facts)
+                    lacking = stages.lacks(run)
+                    on_cpu |= not lacking and not run.recipe.needs.gpu_count
+                    rows.append((f"arm {arm}", "; ".join(lacking) or "can run here"))
+            if on_cpu:
+                facts["memory"] |= machine_.measured_bandwidth(earlier)
         for one in (compared, *compared.arms.values()):
             one.write_json("machine.json", facts)
         table("This machine", [*machine_.told(facts), *rows])
@@ -120,8 +138,10 @@ def measure(compared: StudyRun) -> None:
                 print(f"boot {boot + 1} of {boots} · {names[id(run)]}")
                 stages.measure(run, boot)
 
+        parts = [part for run in live.values() for part in occupancy.of(run)]
         try:
-            comparison.take_turns(live, boots, turn)
+            with locks.held(parts, compared.path):  # over all turns: nobody slips in between two boots
+                comparison.take_turns(live, boots, turn)
         except BaseException as error:
             _end_with(compared, error)
             raise
@@ -164,6 +184,7 @@ def charts(compared: StudyRun) -> None:
 def report(compared: StudyRun) -> None:
     """report.html of the study and of every arm, and the run's end: completed, or what is missing of which arm."""
     with compared.stage("report"):
+        credentials.blank(compared.path)
         finish(compared)
         compared.write_json("result.json", study_results.compute(compared.path))  # it tells how the arms ended
         path = report_.write(compared.path)
@@ -173,7 +194,8 @@ def report(compared: StudyRun) -> None:
 
 def finish(compared: StudyRun) -> None:
     """The status of the study's run and its arms' once the stages are over; see `stages.finish`."""
-    (compared.path / "report.html").unlink(missing_ok=True)
+    for page in (privacy.OWN, privacy.SHARED):
+        (compared.path / page).unlink(missing_ok=True)
     if compared.parameters.runs:
         compared.set_status("completed", "report")
         return
@@ -181,6 +203,7 @@ def finish(compared: StudyRun) -> None:
     for arm, run in compared.arms.items():
         with run.stage("report"):
             stages.finish(run)
+            run.write_json("result.json", results_.compute(run.path))  # a verdict tells how the arm ended
         ends[arm] = run_folder.status(run.path, page=False)
     for outcome, stage in (("stopped", "measure"), ("lacking", "report")):
         ended = {arm: end for arm, end in ends.items() if end["outcome"] == outcome}

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, own_prompts, terms, trust
+from llmrepro import catalog, credentials, own_prompts, terms, trust
 from llmrepro import run as runs
 from llmrepro import study as studies
 from llmrepro.parameters import Parameters, resolved
@@ -88,6 +88,8 @@ def create(params: StudyParameters) -> StudyRun:
     study, given = _of_runs(params) if params.runs else (_as_run(params), {})
     asked = {} if given else _asked(study, params)
     trust.require(*map(_resolved, asked.values()))  # refused before a folder is made
+    for one in map(_resolved, asked.values()):
+        runs.texts(*one)
     into = Path(params.runs_dir).expanduser().resolve() if params.runs_dir else None
     for folder in given.values():
         if into is not None and into.is_relative_to(folder.resolve()):
@@ -108,7 +110,7 @@ KEPT = (
     *("status.json", "recipe.json", "recipe.committed.json", "parameters.json", "machine.json"),
     *("prompts.json", "published_prompts.json"),
     *("weights.json", "environment.json", "engine-freeze.txt", "commands.txt", "records.jsonl", "boots/*.json"),
-    *("telemetry.csv", "boots/*.guard.jsonl"),
+    *("telemetry.csv", "boots/*.guard.jsonl", credentials.FILE),
 )
 
 
@@ -202,6 +204,7 @@ def _resumed(params: StudyParameters) -> StudyRun:
             f"resume: the study {was.study} has changed since {path} was begun, so its arms cannot be mixed with "
             "new ones; start a new run"
         )
+    runs.check_room(path)
     made = StudyRun(path)
     if not was.runs:
         for folder in arm_folders(path).values():

@@ -32,12 +32,14 @@ def examine(name: str, cache: Path | None = None) -> list[Check]:
     hardware = requirements.lacks(needs.model_copy(update={"commands": [], "disk_gib": 0}), facts, cache)
     disk = requirements.lacks(Needs(disk_gib=needs.disk_gib), facts, cache)
     programs = requirements.lacks(Needs(commands=needs.commands), facts, cache)
+    crowded = requirements.lacks_room(recipe, facts)
     missing = requirements.missing(recipe, facts, cache)
     checks = [
         Check("recipe", "read, with the texts of its prompts"),
         Check("needs", requirements.told(needs)),
         Check("here", "; ".join(missing) or "this machine has that; the recipe runs live"),
         *(Check("disk", one, "free some, or name another folder in LLMREPRO_CACHE") for one in disk),
+        *([Check("memory", crowded, "end other programs, then run doctor again")] if crowded else []),
         *(Check("command", sentence, "install it, then run doctor again") for sentence in programs),
         *_gpus(needs, facts),
         *_tools(recipe),

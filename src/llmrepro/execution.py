@@ -4,6 +4,9 @@ papermill alone logs an unknown parameter and goes on, dies at once of SIGTERM, 
 notebook, and calls every cell completed after its kernel has died. To be called in a process of its own.
 """
 
+import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
+
+# isort: split
 import logging
 import os
 import re
@@ -15,8 +18,8 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-import nbformat
 import papermill
 import zmq
 from ipykernel.kernelspec import get_kernel_dict
@@ -26,16 +29,25 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from llmrepro import terms
+from llmrepro import executed, terms
 from llmrepro.markup import showable
 
-OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, DEADLINE = 0, 2, 3, 4, 124  # and 128 + the signal's number
+OK, BAD_PARAMETERS, CELL_RAISED, KERNEL_DIED, NOT_STARTED = 0, 2, 3, 4, 5  # and 128 + the signal's number
+DEADLINE, ABANDONED = 124, 125
+PARENT = "LLMREPRO_PARENT"  # the pid of the matrix: a notebook that it began does not outlive it
 PATIENCE_S = 60.0  # from the interrupt to the kill: stopping a server in order takes its grace
 TICK_S = 0.1
 KERNEL_START_S = 120
 IOPUB_TIMEOUT_S = 60  # papermill's 4 s lose the end of a cell on a loaded machine
 TMPDIR_MAX_BYTES = 75  # a socket's path has 107 bytes at most, and folder and name come behind
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]+)?")  # a cell id that nobody chose
+
+
+class Execution(NamedTuple):
+    """How an execution went: its exit code, and a sentence where that is not 0."""
+
+    code: int
+    why: str = ""
 
 
 class _Stopped(Exception):
@@ -65,10 +77,10 @@ class _OwnKernel(AsyncKernelManager):
     def kernel_spec(self) -> KernelSpec:
         spec = get_kernel_dict()
         spec["argv"][0] = sys.executable
-        # Else the kernel imports what lies where it is started, which may be a stranger's recipe.
-        spec["argv"].append("--IPKernelApp.ignore_cwd=True")
         # Else the debugger warns on stderr, in every run, that it cannot look into frozen modules.
         spec["env"] = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        # Else a library's name that lies where the command was typed is imported for it: it may be a stranger's.
+        spec["argv"].append("--InteractiveShellApp.ignore_cwd=True")
         return KernelSpec(**spec)
 
     async def _async_interrupt_kernel(self) -> None:
@@ -83,7 +95,8 @@ class _OwnKernel(AsyncKernelManager):
 
 
 class _Conductor(threading.Thread):
-    """Ends the notebook on a signal or at the deadline: one interrupt, then, after PATIENCE_S, a kill.
+    """Ends the notebook on a signal, at the deadline, or when its matrix is gone: one interrupt, then, after
+    PATIENCE_S, a kill.
 
     One interrupt only, since a second would break the orderly stop that the first began.
     """
@@ -91,6 +104,7 @@ class _Conductor(threading.Thread):
     def __init__(self, deadline_s: float | None):
         super().__init__(daemon=True)
         self.end = None if deadline_s is None else time.monotonic() + deadline_s
+        self.parent = os.environ.get(PARENT)
         self.code: int | None = None  # the exit code once the notebook has been told to stop
         self.kill = False
         self.cell: NotebookNode | None = None  # the one that papermill asked the kernel to run
@@ -106,7 +120,7 @@ class _Conductor(threading.Thread):
 
     def busy(self) -> bool:
         """Whether the kernel is within a cell."""
-        return self.cell is not None and _began(self.cell) and not _ended(self.cell)
+        return self.cell is not None and executed.began(self.cell) and not executed.ended(self.cell)
 
     def run(self) -> None:
         interrupted_at = None
@@ -114,6 +128,8 @@ class _Conductor(threading.Thread):
             now = time.monotonic()
             if self.code is None and self.end is not None and now > self.end:
                 self.code = DEADLINE
+            if self.code is None and self.parent is not None and str(os.getppid()) != self.parent:
+                self.code = ABANDONED
             pid = self.kernels[-1].pid if self.kernels else None
             if self.code is None or pid is None:
                 continue
@@ -154,21 +170,21 @@ def execute(
     *,
     deadline_s: float | None = None,
     kernel_name: str = "python3",
-) -> int:
+) -> Execution:
     """Run `notebook` with `parameters` into `output`; call it in the main thread of its own process.
 
     The kernel is this interpreter; `kernel_name` is only what the output notebook says. Cells' output goes to
     stdout, what went wrong to stderr. The first SIGTERM, SIGINT or SIGHUP, and the deadline for the whole
     notebook, interrupt the running cell and save; the second signal kills the kernel.
 
-    Returns 0, 2 (unknown parameter or unreadable notebook: nothing ran), 3 (a cell raised), 4 (the kernel
-    died), 124 (deadline), 128 + the signal's number.
+    Its code is 0, 2 (unknown parameter or unreadable notebook: nothing ran), 3 (a cell raised), 4 (the kernel
+    died), 5 (it never started), 124 (deadline), 125 (its matrix was gone), 128 + the signal's number.
     """
     out, err = _Echo(sys.stdout), _Echo(sys.stderr)
     wrong = _wrong(notebook, parameters)
     if wrong:
         err.line(wrong)
-        return BAD_PARAMETERS
+        return Execution(BAD_PARAMETERS, wrong)
     output.parent.mkdir(parents=True, exist_ok=True)
     conductor = _Conductor(deadline_s)
 
@@ -206,8 +222,10 @@ def execute(
             code, why = CELL_RAISED, f"{conductor.name} ended, but its output was lost; print less in it"
         except _Stopped:
             pass
+        except OSError as error:  # a full disk: papermill writes the notebook after every cell
+            code, why = CELL_RAISED, f"the notebook could not be saved in {conductor.name or 'its start'}: {error}"
         except (DeadKernelError, RuntimeError) as error:
-            code = KERNEL_DIED
+            code = NOT_STARTED if conductor.cell is None else KERNEL_DIED
             why = (
                 f"the kernel ({sys.executable}) died in {conductor.name or 'its start'} ({error}); the "
                 "usual cause is memory: see the system's log"
@@ -219,52 +237,16 @@ def execute(
                     kill_group(manager.pid)  # what a dead kernel left in its own group
     if conductor.code is not None:
         code = conductor.code
-        why = (
-            f"the notebook's deadline of {deadline_s:g} s has passed"
-            if code == DEADLINE
-            else f"stopped by {signal.Signals(code - 128).name}"
-        ) + f" in {conductor.name or 'the start'}"
+        told = {
+            DEADLINE: f"the notebook's deadline of {deadline_s or 0:g} s has passed",
+            ABANDONED: "its matrix was gone",
+        }
+        why = told.get(code) or f"stopped by {signal.Signals(code - 128).name}"
+        why += f" in {conductor.name or 'the start'}"
     if code != OK:
-        repair(output, why)
+        executed.repair(output, why)
         err.line(f"{why}. The executed notebook is {output}")
-    return code
-
-
-def repair(output: Path, why: str) -> None:
-    """Make an executed notebook say what really ran: `completed` only where the kernel answered.
-
-    A cell that had begun and has no answer is `failed`, with `why` as its output when it shows no error; a
-    cell that had not begun is `pending`.
-    """
-    if not output.is_file():
-        return
-    notebook = nbformat.read(output, as_version=4)
-    stopped = False
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and cell.source.strip() and not _ended(cell):
-            stopped = True
-        state = cell.metadata.get("papermill")
-        if not stopped or not state:
-            continue
-        if cell.cell_type == "code" and _began(cell):
-            state.update(status="failed", exception=True)
-            if not any(shown.output_type == "error" for shown in cell.outputs):
-                shown = nbformat.v4.new_output("error", ename="Stopped", evalue=why, traceback=[why])
-                cell.outputs.append(shown)
-        else:
-            state.update(status="pending", exception=None, start_time=None, end_time=None, duration=None)
-    notebook.metadata.setdefault("papermill", {})["exception"] = True
-    part = output.with_name(f".{output.name}.part")
-    nbformat.write(notebook, part)
-    os.replace(part, output)
-
-
-def _began(cell: NotebookNode) -> bool:
-    return "iopub.execute_input" in cell.metadata.get("execution", {})
-
-
-def _ended(cell: NotebookNode) -> bool:
-    return "shell.execute_reply" in cell.metadata.get("execution", {})
+    return Execution(code, why)
 
 
 def _name(cell: NotebookNode, index: int) -> str:

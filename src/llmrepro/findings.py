@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmrepro import guard_log, prompts, results, samples
+from llmrepro import credentials, guard_log, prompts, results, samples
 from llmrepro.client import Record
 from llmrepro.measurements import Findings
 from llmrepro.parameters import Parameters
@@ -14,7 +14,8 @@ def read(path: Path) -> Findings:
     """Everything of a run folder. Raises RunError naming the file that is missing or broken."""
     freeze = path / "engine-freeze.txt"
     given = read_json(path / "parameters.json")  # of an older or newer kit: what this one does not know is left
-    kept = read_json_if_there(path / "prompts.json")
+    texts = read_json_if_there(path / "prompts.json")
+    kept = {sha256: credentials.without(text) for sha256, text in texts.items()}
     started = boots(path)
     return Findings(
         recipe=load_recipe(path),

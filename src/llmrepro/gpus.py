@@ -58,6 +58,17 @@ def taken_gib() -> float | None:
     return round(sum(m.used for m in seen) / GIB, 3) if seen and None not in seen else None
 
 
+def uuids() -> list[str]:
+    """What names each visible card, a part's (MIG) whole one: its UUID, or the index of one that tells none. Empty
+    where NVML tells nothing."""
+    try:
+        with opened():
+            cards = [(gpu.index, asked(pynvml.nvmlDeviceGetHandleByIndex, gpu.index)) for gpu in visible()]
+            return sorted({asked(pynvml.nvmlDeviceGetUUID, card) or str(index) for index, card in cards})
+    except pynvml.NVMLError:
+        return []
+
+
 def power_limit_command(gpu: int, watts: float) -> str:
     """What a person types to set a card's power limit; it needs root, and lasts until the driver is unloaded."""
     return f"sudo nvidia-smi -i {gpu} -pl {watts:g}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrepro import catalog, notation, pairing, receipt_results, receipts, terms
+from llmrepro import catalog, credentials, notation, pairing, receipt_results, receipts, terms
 from llmrepro.receipt_results import LABEL, NOT_HERE, PER_SUITE
 from llmrepro.receipts import Receipt
 from llmrepro.recipe import Recipe
@@ -20,7 +20,7 @@ from llmrepro.run import load_recipe, new_folder
 from llmrepro.run_folder import Folder, RunError, now, read_json, read_lines, sha256_of, status
 
 TOLD, ROWS, ATTACHED = "imported.json", "receipts.jsonl", "recipe.attached.json"
-INPUTS = (TOLD, ROWS, ATTACHED)
+INPUTS = (TOLD, ROWS, ATTACHED, credentials.FILE)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def _attached(path: Path) -> Recipe | None:
 def compute(path: Path) -> dict:
     """The content of result.json, from the folder alone; the same files always give the same result."""
     result = receipt_results.compute(read_json(path / TOLD), _attached(path), _rows(path))
-    return {**result, "inputs": {name: sha256_of(path / name) for name in INPUTS if (path / name).exists()}}
+    inputs = {name: sha256_of(path / name) for name in INPUTS if (path / name).exists()}
+    return {**result, "flags": [*result["flags"], *credentials.flags(path)], "inputs": inputs}
 
 
 def summary(found: Imported) -> list[tuple[str, str]]:

@@ -17,7 +17,6 @@ def lines(faults: list[str]) -> Iterator[str]:
     folder = machine.cache_dir()
     facts = machine.describe(folder)
     entries: list[list[str]] = []
-    pythons: dict[str | None, str | None] = {}  # each version is looked for once
     for name in catalog.ids():
         try:
             recipe = catalog.load(name)
@@ -25,7 +24,7 @@ def lines(faults: list[str]) -> Iterator[str]:
             faults.append(str(error))
         else:
             needs = requirements.of(recipe)
-            lacking = requirements.missing(recipe, facts, folder, pythons)
+            lacking = requirements.missing(recipe, facts, folder)
             entries.append(_entry(name, recipe.title, f"needs {requirements.told(needs)}", lacking))
     for name in catalog.studies():
         try:
@@ -36,16 +35,16 @@ def lines(faults: list[str]) -> Iterator[str]:
             faults.append(str(error))
         else:
             compared = f"a study, for `llmrepro compare`: {' against '.join(r.id for r in arms.values())}"
-            entries.append(_entry(name, study.title, compared, list(_lacking(arms, facts, folder, pythons))))
+            entries.append(_entry(name, study.title, compared, list(_lacking(arms, facts, folder))))
     for entry in sorted(entries, key=lambda e: e[0].startswith(NOT_HERE)):
         yield from entry
 
 
-def _lacking(arms: dict[str, Recipe], facts: dict, folder: Path, pythons: dict) -> Iterator[str]:
+def _lacking(arms: dict[str, Recipe], facts: dict, folder: Path) -> Iterator[str]:
     """What is missing, each thing once, with the arms that need it."""
     needed: dict[str, list[str]] = {}
     for arm, recipe in arms.items():
-        for sentence in requirements.missing(recipe, facts, folder, pythons):
+        for sentence in requirements.missing(recipe, facts, folder):
             needed.setdefault(sentence, []).append(arm)
     for sentence, names in needed.items():
         yield f"{' and '.join(names)}: {sentence}"

@@ -54,6 +54,19 @@ def describe(folder: Path, bandwidth: bool = False) -> dict:
     return facts
 
 
+def differing(then: dict, now: dict) -> list[str]:
+    """Names of what decides of a machine and is not the same in two descriptions of it: its processor, memory, and
+    GPUs with their enforced power limits."""
+    return [name for name, of in _DECIDING.items() if of(then) != of(now)]
+
+
+_DECIDING = {
+    "processor": lambda f: [f["cpu"].get(k) for k in ("model", "architecture", "physical_cores")],
+    "memory": lambda f: round(f["memory"]["total_gib"]),
+    "GPUs": lambda f: [[g.get(k) for k in ("name", "memory_gib", "power_limit_w")] for g in f["gpus"] or []],
+}
+
+
 def measured_bandwidth(earlier: dict | None = None) -> dict:
     """`bandwidth_gb_s`, the faster of reading and copying, for a roofline, and `bandwidth`, all that
     `memory_bandwidth.measure` tells, with the CPUs that other programs kept busy meanwhile; both None where memory

@@ -4,6 +4,9 @@
 character references, so that no renderer makes Markdown, HTML, a link or mathematics of it.
 """
 
+import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
+
+# isort: split
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmrepro import catalog, own_prompts, running_server, terms
+from llmrepro import catalog, credentials, own_prompts, running_server, terms
 from llmrepro import recipe as recipes
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError
@@ -54,6 +54,12 @@ def checked(values: dict[str, Any], model: type[AnyParameters] = Parameters) -> 
     unknown = sorted(set(values) - set(model.model_fields))
     if unknown:
         raise RunError(f"no parameter is called {unknown[0]!r}; {terms.nearest(unknown[0], model.model_fields)}")
+    for name, value in values.items():
+        if held := credentials.kinds(str(value)):
+            raise RunError(
+                f"parameter {name} holds {held[0]}, and parameters are written into the run folder and its "
+                "notebook; leave it out: a server's key is taken from LLMREPRO_SERVER_KEY, the hub's from HF_TOKEN"
+            )
     try:
         return model.model_validate(values)
     except ValidationError as error:

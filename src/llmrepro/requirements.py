@@ -2,10 +2,14 @@
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 from llmrepro import environment, gpus
 from llmrepro.recipe import Needs, Recipe
+
+GIB = 2**30
+DISK = "the disk of the kit's cache"  # as a run's own pages call it: a path would tell of this machine
 
 
 def of(recipe: Recipe) -> Needs:
@@ -16,27 +20,48 @@ def of(recipe: Recipe) -> Needs:
     return recipe.needs.model_copy(update={"commands": [*named, *left]})
 
 
-def missing(
-    recipe: Recipe, facts: dict, folder: Path | str, pythons: dict[str | None, str | None] | None = None
-) -> list[str]:
-    """All that a live run of a recipe would lack here, a sentence each: its needs as in `lacks`, and the Python of
-    its engine's environment. `pythons` keeps what was found of a version for who asks about many recipes.
-    """
-    known, install = {} if pythons is None else pythons, recipe.engine.install
-    wanted = None if install.kind == "container" else install.python
-    if wanted not in known:
-        known[wanted] = lacks_python(wanted)
-    python = known[wanted]
-    return [*lacks(of(recipe), facts, folder), *([python] if python else [])]
+def missing(recipe: Recipe, facts: dict, folder: Path | str) -> list[str]:
+    """All that a live run of a recipe would lack here, a sentence each: its needs as in `lacks`, room in memory
+    for its weights, and the Python of its engine's environment."""
+    install = recipe.engine.install
+    python = lacks_python(None if install.kind == "container" else install.python)
+    room = lacks_room(recipe, facts)
+    return [*lacks(of(recipe), facts, folder), *(sentence for sentence in (room, python) if sentence)]
+
+
+def lacks_room(recipe: Recipe, facts: dict) -> str | None:
+    """The sentence of memory that is there and taken by other programs: the weights must fit into what is free.
+    None where there is too little in any case, which `lacks` tells, or where a size is unknown."""
+    sizes = [file.bytes for file in recipe.model.files]
+    too_small = facts["memory"]["total_gib"] < recipe.needs.memory_gib
+    free = facts["memory"].get("available_gib")
+    if recipe.needs.gpu_count or too_small or None in (free, *sizes):
+        return None
+    wanted = sum(sizes) / GIB
+    if free >= wanted:
+        return None
+    return (
+        f"needs {wanted:.3g} GiB of free memory for the weights, and {free:g} GiB are free now; end other programs"
+    )
 
 
 def lacks_python(wanted: str | None) -> str | None:
-    """The sentence of a Python that is not installed here, or None."""
+    """The sentence of a Python that is not installed here, or None; looked for once, until `look_again`."""
+    return _interpreter(wanted)
+
+
+@cache
+def _interpreter(wanted: str | None) -> str | None:
     try:
         environment.interpreter(wanted)
     except environment.EnvironmentFailure as failure:
         return f"needs Python {wanted} and none is installed here; {failure.next_step}"
     return None
+
+
+def look_again() -> None:
+    """Forget which Pythons are here: one may have been installed since."""
+    _interpreter.cache_clear()
 
 
 def lacks(needs: Needs, facts: dict, folder: Path | str) -> list[str]:

@@ -8,6 +8,7 @@ from llmrepro import (
     ceilings,
     conditions,
     contrast,
+    credentials,
     engines,
     facts,
     flags,
@@ -34,7 +35,7 @@ from llmrepro.verdict import Around
 
 INPUTS = (
     *("recipe.json", "recipe.committed.json", "machine.json", "weights.json", "records.jsonl"),
-    *("published_prompts.json", samples.FILE),
+    *("published_prompts.json", samples.FILE, credentials.FILE),
 )
 BEFORE_RECORDS = ("card", "machine", "prepare", "measure")  # a run that failed there has not what it should
 
@@ -75,7 +76,8 @@ def compute(path: Path) -> dict:
         + flags.without_boot(written, started)
         + [f"{rate.what} ({rate.server}): {rate.sentence}" for rate in above]
         + flags.disturbances(started, machine.get("cpu", {}).get("usable_cpus"))
-        + sample_flags.of(seen_beside),
+        + sample_flags.of(seen_beside)
+        + credentials.flags(path),
         "held": ladder.sentences(recipe, asked),
         "conditions": [c._asdict() for c in found],
         "verdicts": [

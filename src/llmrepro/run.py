@@ -1,15 +1,18 @@
 """A run of one recipe: what it was asked, and what its folder holds of boots and records."""
 
+import shutil
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmrepro import catalog, own_prompts, trust
+from llmrepro import catalog, credentials, earlier_runs, own_prompts, trust
 from llmrepro import recipe as recipes
 from llmrepro.parameters import Parameters, resolved, settled
 from llmrepro.recipe import Recipe
 from llmrepro.run_folder import Folder, RunError, read_json, stamp
 from llmrepro.trust import Asked
+
+LEAST_FREE_BYTES = 100e6  # of the disk that a run folder is made on: records, logs, figures and a page
 
 
 class Run(Folder):
@@ -35,6 +38,7 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     recipe = resolved(committed, params)
     folder = catalog.path_of(params.recipe).parent
     trust.require(Asked(recipe, params, folder))
+    asked = texts(recipe, params, folder)
     params = params.model_copy(update=_from_anywhere(params, folder))
     if path is None:
         path = new_folder(params.runs_dir, recipe.id)
@@ -44,16 +48,46 @@ def create(params: Parameters, path: Path | None = None) -> Run:
     run.write_json("parameters.json", params.model_dump())
     for name, one in (("recipe.committed.json", committed), ("recipe.json", recipe)):
         run.write_text(name, one.model_dump_json(by_alias=True, exclude_unset=True, indent=1) + "\n")
-    own = own_prompts.by_hash(params.prompts_file)
-    texts = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
-    run.write_json("prompts.json", texts)
+    run.write_json("prompts.json", asked)
+    run.write_json(earlier_runs.PINS, earlier_runs.pins(folder))
     run.set_status("running", "card")
     return run
 
 
+def texts(recipe: Recipe, params: Parameters, folder: Path) -> dict[str, str]:
+    """The texts of a recipe's prompts by their sha256. Raises RunError where one of them, or the recipe, holds a
+    credential: both are kept in the run folder as they are, by their hash or to go on with."""
+    own = own_prompts.by_hash(params.prompts_file)
+    found = {p.sha256: own.get(p.sha256) or catalog.prompt_text(p, folder) for p in recipes.prompts(recipe)}
+    named = {p.sha256: f"its prompt {p.id!r}" for p in recipes.prompts(recipe)}
+    everything = {"": recipe.model_dump_json(by_alias=True, exclude_unset=True), **found}
+    for sha256, text in everything.items():
+        if held := credentials.kinds(text):
+            raise RunError(
+                f"{recipe.id}: {named.get(sha256, 'its recipe.json')} holds {held[0]}, and a run keeps that and "
+                "shows it on its page; take it out"
+            )
+    return found
+
+
+def base_of(runs_dir: str | None) -> Path:
+    """Where run folders go: `runs_dir`, else runs/ of the project."""
+    return Path(runs_dir).expanduser().resolve() if runs_dir else catalog.home().parent / "runs"
+
+
+def check_room(base: Path) -> None:
+    """Raises RunError when the disk of a folder, which need not be there, is too full for a run."""
+    there = next(folder for folder in (base, *base.parents) if folder.exists())
+    if (free := shutil.disk_usage(there).free) < LEAST_FREE_BYTES:
+        raise RunError(
+            f"{base} has {free / 1e6:.0f} MB free, and a run wants 100; make room or give another runs_dir"
+        )
+
+
 def new_folder(runs_dir: str | None, name: str) -> Path:
     """A folder `<runs_dir>/<name>/<UTC time>/` that was not there before. Raises RunError."""
-    base = Path(runs_dir).expanduser().resolve() if runs_dir else catalog.home().parent / "runs"
+    base = base_of(runs_dir)
+    check_room(base)
     for attempt in range(100):
         path = base / name / (stamp() + (f"-{attempt}" if attempt else ""))
         try:
@@ -97,9 +131,17 @@ def _resumed(params: Parameters) -> Run:
             f"resume: the recipe {committed.id} has changed since {path} was begun, so its records "
             "cannot be mixed with new ones; start a new run"
         )
-    asking = Asked(committed, was, catalog.path_of(was.recipe).parent)
+    beside = catalog.path_of(was.recipe).parent
+    pinned = path / earlier_runs.PINS
+    if pinned.exists() and earlier_runs.pins(beside) != read_json(pinned):
+        raise RunError(
+            f"resume: a lock of {committed.id} has changed since {path} was begun, so another engine would answer "
+            "the rest; start a new run"
+        )
+    asking = Asked(committed, was, beside)
     trusting = was.model_copy(update={"trust": params.trust or (was.trust and trust.given_before(asking))})
     trust.require(asking._replace(params=trusting))
+    check_room(path)
     run = Run(path)
     if params.trust and not was.trust:
         run.write_json("parameters.json", trusting.model_dump())

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmrepro import terms
+from llmrepro import credentials, terms
 from llmrepro.lines import drop_torn
 from llmrepro.markup import showable
 
@@ -81,7 +81,8 @@ class Folder:
     def stage(self, name: str):
         """The status follows a stage: running, then stopped or failed with the reason when it raises.
 
-        The folder is held again if an earlier stage let go of it: a stopped cell can simply be run again.
+        The folder is held again if an earlier stage let go of it: a stopped cell can simply be run again. What an
+        exception says is kept without credentials, in the folder and in the notebook that shows it.
         """
         self.hold()
         self.set_status("running", name)
@@ -91,6 +92,7 @@ class Folder:
             self._end("stopped", name, stopped_by="person", reason="interrupted by a person")
             raise
         except BaseException as error:
+            _without_credentials(error)
             if by := getattr(error, "stopped_by", None):  # it stops a run in order
                 self._end("stopped", name, error.next_step, stopped_by=by, reason=str(error))
                 raise
@@ -99,8 +101,8 @@ class Folder:
                 name,
                 reason=str(error) or type(error).__name__,
                 error=type(error).__name__,
-                log_tail=list(getattr(error, "log_tail", [])),
-                next_step=getattr(error, "next_step", ""),
+                log_tail=[credentials.without(line) for line in getattr(error, "log_tail", [])],
+                next_step=credentials.without(getattr(error, "next_step", "")),
             )
             raise
 
@@ -138,6 +140,17 @@ class Folder:
             file.write(b"".join(r.model_dump_json().encode() + b"\n" for r in records))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _without_credentials(error: BaseException | None) -> None:
+    """Blank them in what an exception says, and in those that led to it: a notebook shows them all."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        said = tuple(credentials.without(a) if isinstance(a, str) else a for a in error.args)
+        if said != error.args:
+            error.args = said
+        error = error.__cause__ or error.__context__
 
 
 def read_json(path: Path) -> Any:
@@ -218,7 +231,7 @@ def go_on(path: Path) -> str:
 def held(path: Path) -> bool:
     """Whether a live process holds the folder's lock."""
     try:
-        fd = os.open(path / ".lock", os.O_RDWR)
+        fd = os.open(path / ".lock", os.O_RDONLY)
     except OSError:
         return False
     try:

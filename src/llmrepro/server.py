@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmrepro import earlier_boots, guard, guard_log, supervisor
+from llmrepro import earlier_boots, guard, guard_log, locks, supervisor
 from llmrepro.boot import KEY, Boot, ServerFailure, exit_file, log_tail
 from llmrepro.client import Question
 from llmrepro.readiness import until_ready
@@ -129,6 +129,7 @@ def _leashed(
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
+            pass_fds=locks.descriptors(),  # and to nothing that it starts: until nothing of the server is left
         )
     try:
         said = _first_words(process, api_key)

@@ -12,10 +12,14 @@ from llmrepro import (
     catalog,
     checkpoint,
     commands,
+    credentials,
     environment,
     guard_log,
     jobs,
+    locks,
+    occupancy,
     preparation,
+    privacy,
     prompts,
     requirements,
     run_folder,
@@ -28,6 +32,7 @@ from llmrepro import report as report_
 from llmrepro import results as results_
 from llmrepro import run as runs
 from llmrepro.cells import assigned_in_parameter_cells, table
+from llmrepro.locks import Part
 from llmrepro.notation import plural
 from llmrepro.parameters import Parameters, checked
 from llmrepro.run import Run
@@ -85,6 +90,7 @@ def card(run: Run) -> None:
 
 def machine(run: Run) -> None:
     """What this machine is, and what the recipe needs that it lacks."""
+    requirements.look_again()
     with run.stage("machine"):
         known = run.path / "machine.json"
         earlier = run_folder.read_json_if_there(known)
@@ -94,13 +100,31 @@ def machine(run: Run) -> None:
             run.write_json("machine.json", running_server.elsewhere(url, facts))
             table("This machine, which asks", [*machine_.told(facts), ("the server's machine", "not known here")])
             return
+        other = machine_.differing(earlier, facts) if earlier else []
+        if other and (run.path / "records.jsonl").exists():
+            raise RunError(
+                f"resume: the {' and '.join(other)} of this machine {'are' if len(other) > 1 else 'is'} not what "
+                f"{run.path} was begun with, so its records cannot be mixed with new ones; start a new run"
+            )
         run.write_json("machine.json", facts)
-        lacking = lacks(run)
-        if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
-            facts["memory"] |= machine_.measured_bandwidth(earlier)
-            run.write_json("machine.json", facts)
+        with locks.held(looks_at(run), run.path) as waited:
+            if waited:  # until now others may have had the memory
+                facts = machine_.describe(machine_.cache_dir())
+                run.write_json("machine.json", facts)
+            lacking = lacks(run)
+            if not lacking and not run.recipe.needs.gpu_count:  # the roofline of what the CPU will do here
+                facts["memory"] |= machine_.measured_bandwidth(earlier)
+                run.write_json("machine.json", facts)
         this = ("this recipe", "; ".join(lacking) or "can run here")
         table("This machine", [*machine_.told(facts), this])
+
+
+def looks_at(run: Run) -> list[Part]:
+    """What looking at the machine occupies before a run on its CPU: that, since its bandwidth is measured and its
+    free memory decides. Nothing where the run lacks what no wait brings."""
+    facts = run_folder.read_json(run.path / "machine.json")
+    lacking = set(lacks(run)) - {requirements.lacks_room(run.recipe, facts)}
+    return [] if lacking or run.recipe.needs.gpu_count else occupancy.of(run)
 
 
 def lacks(run: Run) -> list[str]:
@@ -108,7 +132,7 @@ def lacks(run: Run) -> list[str]:
     if run.parameters.server_url is not None:  # whatever it needs, it runs
         return []
     facts = run_folder.read_json(run.path / "machine.json")
-    found = requirements.missing(run.recipe, facts, "the disk of the kit's cache")
+    found = requirements.missing(run.recipe, facts, requirements.DISK)
     return [*(["published mode was asked for"] if run.parameters.mode == "published" else []), *found]
 
 
@@ -166,13 +190,18 @@ def measure(run: Run, only: int | None = None) -> None:
     with run.stage("measure"):
         if lacks(run):
             return
-        if run.parameters.server_url is not None:
-            workloads.measure(run, None, None, only)
-            return
-        made, files = (run_folder.read_json(run.path / n) for n in ("environment.json", "weights.json"))
-        where = [machine_.expanded(told["path"]) for told in (made, files)]
-        draft = machine_.expanded(files["draft"]["path"]) if "draft" in files else None
-        workloads.measure(run, *where, only, made.get("exports"), draft)
+        with locks.held(occupancy.of(run), run.path):
+            _measure(run, only)
+
+
+def _measure(run: Run, only: int | None) -> None:
+    if run.parameters.server_url is not None:
+        workloads.measure(run, None, None, only)
+        return
+    made, files = (run_folder.read_json(run.path / n) for n in ("environment.json", "weights.json"))
+    where = [machine_.expanded(told["path"]) for told in (made, files)]
+    draft = machine_.expanded(files["draft"]["path"]) if "draft" in files else None
+    workloads.measure(run, *where, only, made.get("exports"), draft)
 
 
 def results(run: Run) -> None:
@@ -208,6 +237,7 @@ def charts(run: Run) -> None:
 def report(run: Run) -> None:
     """report.html, and the run's end: completed, or lacking with what is missing."""
     with run.stage("report"):
+        credentials.blank(run.path)
         finish(run)
         run.write_json("result.json", results_.compute(run.path))  # a verdict tells how the run ended
         path = report_.write(run.path)
@@ -216,9 +246,10 @@ def report(run: Run) -> None:
 
 
 def finish(run: Run) -> None:
-    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked. A page of
-    an earlier sitting, which tells of another end, is taken away."""
-    (run.path / "report.html").unlink(missing_ok=True)
+    """The status of a run whose stages are over: completed, lacking, or stopped with what was not asked. Pages of
+    an earlier sitting, which tell of another end, are taken away."""
+    for page in (privacy.OWN, privacy.SHARED):
+        (run.path / page).unlink(missing_ok=True)
     missing = lacks(run)
     left = [] if missing else jobs.missing(run)
     if missing:

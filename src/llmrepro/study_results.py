@@ -4,7 +4,18 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from llmrepro import break_even, comparison, conditions, contrast, differences, pairing, ratios, results, terms
+from llmrepro import (
+    break_even,
+    comparison,
+    conditions,
+    contrast,
+    credentials,
+    differences,
+    pairing,
+    ratios,
+    results,
+    terms,
+)
 from llmrepro.claim import Side
 from llmrepro.differences import Setup
 from llmrepro.notation import plural
@@ -38,9 +49,10 @@ def compute(path: Path) -> dict:
         "comparisons": [_judged(c, own).model_dump() for c in study.comparisons],
         "break_even": _break_evens(own),
         "flags": [f"{name}: {flag}" for name, arm in own.items() for flag in arm.result["flags"]]
-        + _turns(study, own),
+        + _turns(study, own)
+        + credentials.flags(path),
         "held": [f"{name}: {held}" for name, arm in own.items() for held in arm.result["held"]],
-        "inputs": {"study.json": sha256_of(path / "study.json")}
+        "inputs": {n: sha256_of(path / n) for n in ("study.json", credentials.FILE) if (path / n).exists()}
         | {f"arms/{n}/{f}": digest for n, arm in own.items() for f, digest in arm.result["inputs"].items()},
     }
 

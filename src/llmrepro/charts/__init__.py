@@ -24,6 +24,7 @@ from llmrepro.charts import (
     ladder,
     prefix,
     quotations,
+    ratios,
     restart,
     roofline,
     starts,
@@ -40,6 +41,7 @@ from llmrepro.workload import CASES, Workload
 PNG_DPI = 192  # twice what a screen shows
 NAMES = (
     "claims-",
+    "ratios",
     "published-",
     "decode-per-prompt",
     "ttft-by-length",
@@ -111,7 +113,7 @@ def _draw(drawings: Callable[[], list[Drawing]], folder: Path) -> list[Figure]:
 
 def _drawings(found: Findings) -> list[Drawing]:
     """Every chart that there are data for, in the order in which they are shown."""
-    drawn: list[Drawing | None] = [*claims.published(found), *_of_requests(found)]
+    drawn: list[Drawing | None] = [ratios.ratios(found), *claims.published(found), *_of_requests(found)]
     restarts = [w for w in found.recipe.workloads if w.kind == "restart"]
     drawn += [restart.cold_start(found, w, _named("cold-start", w, restarts)) for w in restarts]
     rooms = sizing.rooms(found)
@@ -161,16 +163,29 @@ def _named(base: str, workload: Workload, of_its_kind: list[Workload]) -> str:
     return base if len(of_its_kind) == 1 else f"{base}-{workload.id}"
 
 
+# What this process has drawn: data and words of each SVG, and its bytes. A report shows what was drawn before it.
+_drawn: dict[Path, tuple[tuple, bytes]] = {}
+
+
 def _write(drawing: Drawing, folder: Path) -> Figure:
     files = {kind: folder / f"{drawing.name}.{kind}" for kind in FORMATS}
+    said = (_csv(drawing.data), drawing.title, drawing.caption, drawing.alt)
+    before, picture = _drawn.get(files["svg"].resolve(), (None, b""))
+    if said != before or not all(f.exists() for f in files.values()) or files["svg"].read_bytes() != picture:
+        _drawn[files["svg"].resolve()] = (said, _write_pictures(drawing, files))
+    _replace(files["csv"], _csv(drawing.data))
+    _replace(files["txt"], f"{showable(drawing.alt)}\n".encode())
+    return Figure(drawing.name, drawing.title, drawing.caption, drawing.alt, **files)
+
+
+def _write_pictures(drawing: Drawing, files: dict[str, Path]) -> bytes:
+    """The SVG and the PNG; returns the SVG's bytes."""
     vector = _saved(drawing, format="svg", metadata={"Date": None})
     drawing.figure.set_layout_engine("none")  # it is laid out: the other picture is of the same places
     if not (files["png"].exists() and files["svg"].exists() and files["svg"].read_bytes() == vector):
         _replace(files["png"], _saved(drawing, format="png", dpi=PNG_DPI))
     _replace(files["svg"], vector)
-    _replace(files["csv"], _csv(drawing.data))
-    _replace(files["txt"], f"{showable(drawing.alt)}\n".encode())
-    return Figure(drawing.name, drawing.title, drawing.caption, drawing.alt, **files)
+    return vector
 
 
 def _saved(drawing: Drawing, **options) -> bytes:

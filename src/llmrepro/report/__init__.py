@@ -7,16 +7,18 @@ from llmrepro.markup import Html, join
 from llmrepro.report import appendix, capacity, headline, page, receipts, sections, study, telemetry
 
 
-def write(run_path: Path) -> Path:
+def write(run_path: Path, *, public: bool = False) -> Path:
     """Write `<run>/report.html` and return its path; any state of a run has a page. Draws the charts anew.
 
-    For a study's run also every arm's page, which the study's links to. The same folder gives the same bytes.
+    With `public` it is `report-public.html`, see privacy. For a study's run also every arm's page, which the
+    study's links to. The same folder gives the same bytes.
+
     Raises RunError when a file of the run is missing or broken.
     """
     if (run_path / "study.json").exists():
-        return _study(run_path)
+        return _study(run_path, public)
     if imported.there(run_path):
-        return _imported(run_path)
+        return _imported(run_path, public)
     found = findings.read(run_path)
     drawn = {figure.name: Html(figure.html()) for figure in charts.draw(run_path)}
     parts = [
@@ -26,21 +28,30 @@ def write(run_path: Path) -> Path:
         *appendix.sections(found),
     ]
     return page.write(
-        run_path / "report.html", found.recipe.title, headline.head(found), parts, appendix.foot(found)
+        run_path / "report.html",
+        found.recipe.title,
+        headline.head(found),
+        parts,
+        appendix.foot(found),
+        public=public,
     )
 
 
-def _study(path: Path) -> Path:
+def _study(path: Path, public: bool) -> Path:
     for folder in comparison.arm_folders(path).values():
-        write(folder)
+        write(folder, public=public)
     found = study_findings.read(path)
     figures = join([Html(figure.html()) for figure in charts.draw_study(path)])
     parts = list(study.sections(found, figures))
-    return page.write(path / "report.html", found.study.title, study.head(found), parts, study.foot(found))
+    return page.write(
+        path / "report.html", found.study.title, study.head(found), parts, study.foot(found), public=public
+    )
 
 
-def _imported(path: Path) -> Path:
+def _imported(path: Path, public: bool) -> Path:
     found = imported.read(path)
     figures = join([Html(figure.html()) for figure in charts.draw(path)])
     parts = list(receipts.sections(found, figures))
-    return page.write(path / "report.html", found.title, receipts.head(found), parts, receipts.foot(found))
+    return page.write(
+        path / "report.html", found.title, receipts.head(found), parts, receipts.foot(found), public=public
+    )

@@ -77,7 +77,9 @@ def _room(room: Room, *, several: bool) -> Html:
     return join(
         [
             table(
-                f"KV cache{which}", ["", "Computed", "Printed by the engine here", "Published"], list(_rows(room))
+                f"KV cache{which}",
+                ["Quantity", "Computed", "Printed by the engine here", "Published"],
+                list(_rows(room)),
             ),
             tag("p", join([s for s in said if s], " "), class_="quiet"),
         ]

@@ -1,5 +1,8 @@
 """A page as HTML: sections in the order in which they are shown, by nbconvert and the template of this kit."""
 
+import llmrepro.lean  # noqa: F401 - before anything that imports nbformat
+
+# isort: split
 import os
 from importlib import resources
 from pathlib import Path
@@ -7,15 +10,20 @@ from pathlib import Path
 import nbformat
 from nbconvert.exporters import HTMLExporter
 
+from llmrepro import privacy
 from llmrepro.markup import Html, showable
 from llmrepro.report.sections import Section
 
 LANGUAGE = "en"
 
 
-def write(target: Path, title: str, head: Html, parts: list[Section], foot: Html) -> Path:
-    """Write a page whole; `title` is what it is about. Returns its path."""
+def write(target: Path, title: str, head: Html, parts: list[Section], foot: Html, *, public: bool = False) -> Path:
+    """Write a page whole; `title` is what it is about. Returns its path. A `public` one lies beside `target`, and
+    tells nothing of this machine or its user."""
     page = render(notebook(f"{showable(title)} · llmrepro", head, parts, foot))
+    if public:
+        page = privacy.public(page, target.parent)
+        target = target.with_name(privacy.SHARED)
     part = target.with_name(f".{target.name}.part")
     part.write_text(page, encoding="utf-8")
     os.replace(part, target)

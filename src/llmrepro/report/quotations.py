@@ -77,7 +77,7 @@ def side_by_side(found: StudyFindings) -> Iterator[Html]:
         yield table(
             f"{group}{f' ({unit})' if unit else ''}, as published"
             + (f"; {ratio[0]} is computed" if ratio else ""),
-            ["", *arms, *ratio],
+            ["Quantity", *arms, *ratio],
             [
                 (
                     join([row.title, tag("small", terms.METRICS[row.metrics[0]].title)])

@@ -8,7 +8,7 @@ from llmrepro.charts import acceptance, telemetry
 from llmrepro.claim import Claim
 from llmrepro.findings import Findings
 from llmrepro.markup import Html, code, join, table, tag
-from llmrepro.notation import number, quantity
+from llmrepro.notation import NOTHING, measured, number, quantity
 from llmrepro.notation import published as as_published
 from llmrepro.report import averages, comparisons, ladders, published, speculation
 from llmrepro.report.comparisons import EVIDENCE
@@ -139,17 +139,26 @@ def _claims(found: Findings) -> Html:
                 ]
             ),
             value(quantity(verdicts[claim.id]["here"], claim.unit), verdicts[claim.id]["here"]),
+            _ratio(verdicts[claim.id]),
             verdicts[claim.id]["reason"],
         )
         for claim in found.recipe.claims
     ]
     return table(
         "Claims against this run",
-        ["Claim", "Verdict", "Published", "Found here", "Why"],
+        ["Claim", "Verdict", "Published", "Found here", "Ratio", "Why"],
         rows,
-        words=(1, 2, 3, 4),
+        words=(1, 2, 3, 5),
         ids=[f"claim-{c.id}" for c in found.recipe.claims],
     )
+
+
+def _ratio(verdict: dict) -> Html | str:
+    """Found here over published, with its interval; a fact has none."""
+    if verdict["ratio"] is None:
+        return NOTHING
+    mean, interval = measured(verdict["ratio"], verdict["low"], verdict["high"])
+    return join([mean, tag("small", interval)]) if interval else mean
 
 
 def _where(claim: Claim, found: Findings) -> str:

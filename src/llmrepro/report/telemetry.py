@@ -20,7 +20,7 @@ TEXT = (
 
 def sections(found: Findings, figures: Mapping[str, Html]) -> Iterator[Section]:
     """The part of it, where there is something to tell; `figures` by their names."""
-    if found.samples or found.guarded:
+    if found.boots and (found.samples or found.guarded):  # one that was ended while it started is no boot yet
         yield Section(
             "telemetry", "Beside the requests", TEXT, join([figures.get(telemetry.NAME), _boots(found.beside)])
         )
