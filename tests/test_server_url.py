@@ -69,7 +69,7 @@ def test_an_address_is_taken_as_people_write_it(tmp_path, url, address):
         ({"url": "file:///etc/passwd"}, "is no address of a server"),
         ({"url": "http://127.0.0.1:99999"}, "is no address of a server"),
         ({"url": "http://[::1"}, "is no address of a server"),
-        ({"url": "http://me:secret@[::1"}, "is no address of a server"),
+        ({"url": "http://me:secret@[::1"}, "holds a password"),
         ({"url": "http://\udcff"}, "is no address of a server"),
         ({"url": "http://me:secret@127.0.0.1:8080"}, "holds a password"),
         ({"url": "http://127.0.0.1:8080/?key=secret"}, "leave . and # out"),
