@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
 from kill_rig import Rig
 from test_notebook import left_below
@@ -22,6 +24,7 @@ from llmrepro import cluster, folder_archive, matrix, run_folder, worker
 from llmrepro.run_folder import RunError
 
 LLMREPRO = Path(__file__).with_name("dying_matrix.py")  # whose cells are quick
+GIB = {"small": 8, "large": 64}  # what the workers declare of memory
 LARGE_GIB = 20  # what only one of the workers declares
 LONG = 25  # rounds: some seconds
 
@@ -56,11 +59,9 @@ class Cluster:
         }
         assert soon(told.exists, 60) and soon(lambda: told.read_text().strip().endswith("}"), 10)
         self.address = json.loads(told.read_text())["address"]
-        for name, gib in (("small", 8), ("large", 64)):
-            self.work(name, f"MEMORY_GIB={gib}")
-        assert soon(lambda: all("works for" in self.said(name) for name in ("small", "large")), 60), self.said(
-            "small"
-        )
+        for name in GIB:
+            self.work(name)
+        assert soon(lambda: all("works for" in self.said(name) for name in GIB), 60), self.said("small")
 
     def start(self, *words: str, name: str = "scheduler") -> subprocess.Popen:
         env = {
@@ -73,12 +74,9 @@ class Cluster:
                 [sys.executable, *words], stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **env}
             )
 
-    def work(self, name: str, *declared: str) -> None:
-        more = [word for one in declared for word in ("--declare", one)]
-        runs = ["--runs-dir", str(self.folder / name)]
-        self.processes[name] = self.start(
-            str(LLMREPRO), "worker", self.address, *self.options, *runs, *more, name=name
-        )
+    def work(self, name: str) -> None:
+        runs = ["--runs-dir", str(self.folder / name), "--declare", f"MEMORY_GIB={GIB[name]}"]
+        self.processes[name] = self.start(str(LLMREPRO), "worker", self.address, *self.options, *runs, name=name)
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -151,7 +149,8 @@ def test_the_cell_of_a_worker_that_is_lost_is_tried_once_more_elsewhere(two, tmp
     assert soon(lambda: not run_folder.held(lost), 30) and run_folder.status(lost)["outcome"] == "stopped"
     (row,) = two.rows()
     assert (row["did"], row["outcome"]) == ("measured", "completed")
-    two.work(name, "MEMORY_GIB=64")  # for whoever comes next
+    two.processes[name].wait()
+    two.work(name)  # for whoever comes next
 
 
 @pytest.mark.engine
@@ -168,13 +167,83 @@ def test_a_matrix_that_is_stopped_stops_its_cells_in_order_and_gets_what_they_ha
             assert (two.folder / "runs" / row["folder"] / "records.jsonl").stat().st_size
 
 
+def planned(cluster: Cluster, one: Rig) -> matrix.Cell:
+    given = {"trust": True, "runs_dir": str(cluster.folder / "runs")}
+    (cell,) = matrix.plan(matrix.Choice((str(one.recipe),)), given, elsewhere=True)
+    return cell
+
+
+def begun(cluster: Cluster, worker: str, number: int) -> Path:
+    """The folder of a cell of which that worker has answers."""
+    where = f"{worker}/truth/llama-cpp--here-{number}/*/records.jsonl"
+    assert soon(lambda: [*cluster.folder.glob(where)], 60)
+    (records,) = cluster.folder.glob(where)
+    return records.parent
+
+
+def stopped_in_order(folder: Path) -> bool:
+    return not run_folder.held(folder) and run_folder.status(folder)["outcome"] == "stopped"
+
+
+@pytest.mark.engine
+def test_a_worker_that_is_ended_stops_its_cell_and_leaves_the_others_to_whoever_comes(two, tmp_path):
+    rigs = [rig(tmp_path / str(n), two, n, 10 * LONG, memory_gib=LARGE_GIB) for n in (9, 10)]
+    for one in rigs[1:]:  # the second is quick, wherever it runs
+        recipe = json.loads((one.recipe / "recipe.json").read_text())
+        recipe["workloads"][0]["repeats"] = 1
+        (one.recipe / "recipe.json").write_text(json.dumps(recipe))
+    process = two.matrix(*rigs)
+    begun(two, "large", 9)
+    two.processes["large"].terminate()
+    assert two.processes["large"].wait(60) == 0, two.said("large")
+    assert not [*two.folder.glob("large/truth/llama-cpp--here-10/*")], "it began another cell while it ended"
+    two.work("large")
+    assert process.wait(120) == 12, two.said("matrix")
+    assert [(row["recipe"][-2:], row["outcome"]) for row in two.rows()] == [("-9", "stopped"), ("10", "completed")]
+
+
+@pytest.mark.engine
+def test_a_cell_that_nobody_waits_for_any_more_is_stopped_in_order(two, tmp_path):
+    process = two.matrix(rig(tmp_path / "11", two, 11, 10 * LONG, memory_gib=LARGE_GIB))
+    folder = begun(two, "large", 11)
+    process.kill()
+    process.wait()
+    assert soon(lambda: stopped_in_order(folder), 60), run_folder.status(folder)
+    assert "nobody waits for truth/llama-cpp--here-11" in two.said("large")
+
+
+@pytest.mark.engine
+def test_a_cell_that_no_worker_is_left_for_does_not_wait_for_ever(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "WORKERS_S", 3.0)
+    cell, done = planned(two, rig(tmp_path / "12", two, 12, 10 * LONG, memory_gib=LARGE_GIB)), []
+
+    def kill(_cell) -> None:
+        if two.processes["large"].poll() is None and [
+            *two.folder.glob("large/*/llama-cpp--here-12/*/records.jsonl")
+        ]:
+            two.processes["large"].kill()
+
+    assert cluster.run([cell], [], two.address, worker.Tls(), on_end=done.append, on_tick=kill) is None
+    assert two.processes["large"].wait() == -signal.SIGKILL
+    assert done[0].act == "refuse" and "none has declared what it asks for, MEMORY_GIB=20" in done[0].why, done
+    two.work("large")  # for whoever comes next
+
+
+@pytest.mark.engine
+def test_a_cell_that_has_lost_two_workers_is_not_tried_again(two, tmp_path):
+    from distributed import Client, Variable
+
+    with Client(two.address, set_as_default=False) as client:
+        Variable("llmrepro-k", client=client).set(worker.ATTEMPTS)
+        future = client.submit(worker.run_cell, "k", {}, {}, None, key="k", pure=False)
+        with pytest.raises(RunError, match="lost 2 times, so it is not tried again"):
+            future.result(30)
+
+
 @pytest.mark.engine
 def test_another_version_or_another_lock_is_refused(two, tmp_path, monkeypatch):
     one = rig(tmp_path / "7", two, 7)
-    (cell,) = matrix.plan(
-        matrix.Choice((str(one.recipe),)), {"trust": True, "runs_dir": str(two.folder / "runs")}, elsewhere=True
-    )
-    done = []
+    cell, done = planned(two, one), []
     monkeypatch.setattr(worker, "pinned", lambda recipe, folder: {"engine.lock": "another"})
     cluster.run([cell], [], two.address, worker.Tls(), on_end=done.append)
     assert done[0].act == "refuse" and "on a worker and another at the matrix" in done[0].why, done
@@ -185,7 +254,7 @@ def test_another_version_or_another_lock_is_refused(two, tmp_path, monkeypatch):
 
 
 @pytest.mark.engine
-def test_with_certificates_all_of_it_is_encrypted(tmp_path):
+def test_with_certificates_all_of_it_is_encrypted_until_the_scheduler_is_lost(tmp_path):
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
@@ -198,6 +267,19 @@ def test_with_certificates_all_of_it_is_encrypted(tmp_path):
         assert whole.rows()[0]["outcome"] == "completed"
         with pytest.raises(RunError, match="no scheduler answers"):
             cluster.run([], [], whole.address.replace("tls", "tcp"), worker.Tls())
+        listening = [
+            c for c in psutil.Process(whole.processes["small"].pid).net_connections() if c.status == "LISTEN"
+        ]
+        assert len({c.laddr.port for c in listening if c.laddr.ip != "127.0.0.1"}) == 1, (
+            "only what is encrypted leaves here"
+        )
+        process = whole.matrix(rig(tmp_path / "13", whole, 13, 10 * LONG, memory_gib=LARGE_GIB))
+        folder = begun(whole, "large", 13)
+        whole.processes["scheduler"].kill()
+        assert process.wait(60) == 12, whole.said("matrix")
+        assert "was lost" in whole.rows()[0]["reason"] and "Traceback" not in whole.said("matrix")
+        assert soon(lambda: stopped_in_order(folder), 60), run_folder.status(folder)
+        assert [whole.processes[name].wait(60) for name in ("small", "large")] == [0, 0]
     finally:
         whole.end()
 
@@ -213,6 +295,32 @@ def test_without_certificates_it_stays_on_this_machine(address):
 def test_of_certificates_all_three_files_are_needed():
     with pytest.raises(RunError, match="three files"):
         worker.security("tls://10.0.0.5:8786", worker.Tls("ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("address", "file", "sentence"),
+    [
+        ("tls://10.0.0.5:8786", "is-not-there.pem", "is no file"),
+        ("tcp://10.0.0.5:8786", __file__, "is not encrypted"),
+    ],
+)
+def test_certificates_that_cannot_be_used_are_named(address, file, sentence):
+    with pytest.raises(RunError, match=sentence):
+        worker.security(address, worker.Tls(file, file, file))
+
+
+def test_an_address_without_a_protocol_has_that_of_its_certificates():
+    files = worker.Tls("ca.pem", "cert.pem", "key.pem")
+    assert worker.located("10.0.0.5:8786", files) == "tls://10.0.0.5:8786"
+    assert worker.located("127.0.0.1:8786", worker.Tls()) == "tcp://127.0.0.1:8786"
+    assert worker.located("tls://10.0.0.5:8786", files) == "tls://10.0.0.5:8786"
+
+
+def test_being_told_to_stop_again_adds_no_signal(monkeypatch):
+    monkeypatch.setattr(worker, "_signals", signals := defaultdict(list))
+    for times in (1, 1, 2, 2):
+        worker.stop(["a", "b"], times)
+    assert signals == {"a": [signal.SIGTERM] * 2, "b": [signal.SIGTERM] * 2}
 
 
 GPU = {"memory_gib": 48.0, "compute_capability": "8.9"}

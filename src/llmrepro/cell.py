@@ -51,7 +51,15 @@ def run(
 
     Signals that come into `signals` meanwhile, from a thread or a handler, are passed on: the first stops the
     notebook in order, the second kills its kernel, the third the process. `on_tick` is called ten times a second.
+    A kernel that never started is tried once more: that alone passes by itself.
     """
+    end = _once(folder, deadline_s, signals, on_tick)
+    if end.code == execution.NOT_STARTED and not signals:
+        end = _once(folder, deadline_s, signals, on_tick)
+    return end
+
+
+def _once(folder: Path, deadline_s: float | None, signals: Sequence[int], on_tick: Callable[[], None]) -> End:
     begin = time.monotonic()
     deadline = [] if deadline_s is None else ["--deadline", f"{deadline_s:.1f}"]
     with open(folder / SAID, "ab") as said:

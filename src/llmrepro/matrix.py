@@ -242,16 +242,12 @@ def _stopped(signals: list[int], left_s: float | None) -> Stopped | None:
 
 
 def _done(one: Cell, deadline_s: float | None, signals: list[int], on_tick: Callable[[Cell], None]) -> Cell:
-    """A cell once its process has ended. A kernel that never started is tried once more: that alone passes by
-    itself."""
+    """A cell once its process has ended."""
     try:
         if one.act == "new":
             with contextlib.closing(runs.create(one.parameters)) as new:
                 one = replace(one, folder=new.path)
-        for attempt in (1, 2):
-            end = cell.run(one.folder, deadline_s=deadline_s, signals=signals, on_tick=lambda: on_tick(one))
-            if end.code != execution.NOT_STARTED or attempt == 2 or signals:
-                break
+        end = cell.run(one.folder, deadline_s=deadline_s, signals=signals, on_tick=lambda: on_tick(one))
     except (RecipeError, RunError, OSError) as error:
         return replace(one, act="refuse", why=str(error))
     return replace(one, end=end)

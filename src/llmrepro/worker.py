@@ -9,9 +9,12 @@ import contextlib
 import hashlib
 import ipaddress
 import json
+import logging
 import os
 import signal
 import tempfile
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -23,8 +26,9 @@ from llmrepro.recipe import Recipe
 from llmrepro.run_folder import RunError
 
 ATTEMPTS = 2  # of a cell whose worker is lost
+SENT_S = 30.0  # for a folder to be fetched from a worker that ends
 RUNS = "LLMREPRO_WORKER_RUNS"  # where this worker's run folders go, for the tasks that come
-_signals: list[int] = []  # that came for the cell that runs now
+_signals: dict[str, list[int]] = defaultdict(list)  # that came for a cell, by its key
 
 
 class Tls(NamedTuple):
@@ -39,13 +43,26 @@ class Tls(NamedTuple):
         return any(self)
 
 
+def located(address: str, tls: Tls) -> str:
+    """An address with its protocol, which follows from whether there are certificates."""
+    return address if "//" in address else f"{'tls' if tls.given else 'tcp'}://{address}"
+
+
 def security(address: str, tls: Tls) -> Any:
-    """What connections to a scheduler are made with. Raises RunError for one on another machine without TLS."""
+    """What connections to a scheduler are made with. Raises RunError for one on another machine without TLS, and
+    for certificates that cannot be used."""
     from distributed import Security
 
     if tls.given and not all(tls):
         raise RunError("TLS takes three files: --tls-ca-file, --tls-cert and --tls-key; give the others too")
+    for path in filter(None, tls):
+        if not Path(path).is_file():
+            raise RunError(f"{path} is no file; --tls-ca-file, --tls-cert and --tls-key each take one")
     if tls.given:
+        if not located(address, tls).startswith("tls://"):
+            raise RunError(
+                f"{address} is not encrypted, and certificates were given; write tls:// before its host"
+            )
         ca, cert, key = tls
         sides = {
             f"tls_{side}_{what}": path
@@ -53,7 +70,7 @@ def security(address: str, tls: Tls) -> Any:
             for what, path in (("cert", cert), ("key", key))
         }
         return Security(tls_ca_file=ca, require_encryption=True, **sides)
-    host = urlsplit(address if "//" in address else f"tcp://{address}").hostname or ""
+    host = urlsplit(located(address, tls)).hostname or ""
     if not (host == "localhost" or _is_loopback(host)):
         raise RunError(
             f"{address} is not on this machine, and whoever reaches a scheduler's port runs code as its workers' "
@@ -66,6 +83,12 @@ def _is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
+
+
+def quiet(level: int) -> None:
+    """Have Dask log only what is as bad as that; its clients, of which a task has one, only what is critical."""
+    logging.getLogger("distributed").setLevel(level)
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
 
 
 def declared(facts: dict) -> dict[str, float]:
@@ -119,18 +142,27 @@ def version() -> str:
     return __version__
 
 
-def stop() -> None:
-    """Stop the cell that runs on this worker, in order."""
-    _signals.append(signal.SIGTERM)
+def stop(keys: list[str], times: int) -> None:
+    """Stop cells in order, by as many signals as came for them until now: that which runs on this worker, and any
+    other as soon as it would begin here. Told again it adds nothing."""
+    for key in keys:
+        _signals[key] += [signal.SIGTERM] * (times - len(_signals[key]))
 
 
-def run_cell(key: str, parameters: dict, wanted: dict[str, str], deadline_s: float | None) -> dict:
-    """One cell on this worker: {folder, name, code, seconds, why}, `folder` as `folder_archive` packs it.
+def run_cell(key: str, parameters: dict, wanted: dict[str, str], deadline_s: float | None) -> dict | None:
+    """One cell on this worker: {folder, name, code, seconds, why}, `folder` as `folder_archive` packs it. None for
+    one that was stopped before it began.
 
-    Raises RunError for another version of anything that is pinned, and for a cell that has lost its workers twice.
+    One that nobody waits for any more, because its matrix or its scheduler is gone, is stopped in order. Raises
+    RunError for another version of anything that is pinned, and for a cell that has lost its workers twice.
     """
-    from distributed import Variable, get_client
+    from distributed import Reschedule, Status, Variable, get_client, get_worker
 
+    here = get_worker()
+    if here.status != Status.running:  # it ends: the cell goes elsewhere
+        raise Reschedule
+    if _signals[key]:
+        return None
     attempts = Variable(f"llmrepro-{key}", client=get_client())
     before = attempts.get(timeout=30)
     if before >= ATTEMPTS:
@@ -144,9 +176,22 @@ def run_cell(key: str, parameters: dict, wanted: dict[str, str], deadline_s: flo
         raise RunError(f"{name} is {here} on a worker and {mine} at the matrix; bring both to one state")
     with contextlib.closing(runs.create(params)) as new:
         path = new.path
-    _signals.clear()
-    end = cell.run(path, deadline_s=deadline_s, signals=_signals)
+
+    def look() -> None:
+        if not _signals[key] and not _awaited(here, key):
+            print(f"nobody waits for {key} any more: it is stopped; what there is of it is in {path}", flush=True)
+            _signals[key].append(signal.SIGTERM)
+
+    end = cell.run(path, deadline_s=deadline_s, signals=_signals[key], on_tick=look)
     return {"folder": folder_archive.pack(path), "name": path.name, **end._asdict()}
+
+
+def _awaited(here: Any, key: str) -> bool:
+    """Whether a scheduler still wants what a task that runs on the worker `here` returns."""
+    from distributed import Status
+
+    task = here.state.tasks.get(key)
+    return here.status in (Status.running, Status.paused) and task is not None and task.state != "cancelled"
 
 
 def serve(address: str, tls: Tls, runs_dir: str | None, more: dict[str, float]) -> None:
@@ -155,20 +200,25 @@ def serve(address: str, tls: Tls, runs_dir: str | None, more: dict[str, float]) 
     `more` resources are declared beside those of this machine, or in their place.
     """
     secure = security(address, tls)
+    quiet(logging.ERROR)
     os.environ[RUNS] = str(runs.base_of(runs_dir))
     resources = {**declared(machine.describe(machine.cache_dir())), **more}
     print("declares " + json.dumps(resources), flush=True)
-    asyncio.run(_serve(address, secure, resources))
+    asyncio.run(_serve(located(address, tls), secure, resources))
 
 
 async def _serve(address: str, secure: Any, resources: dict[str, float]) -> None:
-    from distributed import Worker
+    from distributed import Status, Worker
 
     over = asyncio.Event()
+    working: Any = None
 
     def told(number: int) -> None:
-        _signals.append(number)
         over.set()
+        if working is not None:
+            working.status = Status.paused  # what waits here begins no more; once this is closed it goes elsewhere
+            for task in working.state.executing:
+                _signals[task.key].append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told, number)
@@ -180,6 +230,7 @@ async def _serve(address: str, secure: Any, resources: dict[str, float]) -> None
                 resources=resources,
                 security=secure,
                 host=None if secure else "127.0.0.1",
+                dashboard_address="127.0.0.1:0",  # of its pages without encryption, which it opens in any case
                 local_directory=place,
                 memory_limit=0,
                 dashboard=False,
@@ -187,10 +238,17 @@ async def _serve(address: str, secure: Any, resources: dict[str, float]) -> None
             )
         except (OSError, TimeoutError) as error:
             raise RunError(f"no scheduler answers at {address} ({error}); start one there first") from None
+        if over.is_set():  # the signal came while it connected
+            told(signal.SIGTERM)
         print(f"works for {address}; Ctrl-C ends it", flush=True)
         ends = [asyncio.ensure_future(working.finished()), asyncio.ensure_future(over.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        while working.state.executing_count:  # the cell that was told to stop comes to its end, and is sent
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(1.0 if over.is_set() else 0)
+        await _until(lambda: not working.state.executing or working.status == Status.closed)
+        with contextlib.suppress(TimeoutError):  # what the cell that was stopped has is fetched
+            await asyncio.wait_for(_until(lambda: not working.data or working.status == Status.closed), SENT_S)
         await working.close()
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.1)
