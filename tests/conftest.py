@@ -3,7 +3,7 @@ import os
 import pytest
 from browser import chromium
 
-from llmrepro import catalog, environment, preparation, requirements
+from llmrepro import catalog, environment, preparation
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,7 +15,7 @@ def own_locks(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def which_pythons():
     """A test may say that another Python is here than before."""
-    requirements.look_again()
+    environment.look_again()
 
 
 def pytest_runtest_setup(item):

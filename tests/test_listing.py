@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from llmrepro import catalog, cli, environment, gpus, listing, machine, requirements
 
+INTERPRETER = environment.interpreter
+
 
 @pytest.fixture
 def here(monkeypatch):
@@ -86,11 +88,12 @@ def test_a_study_runs_only_where_all_its_arms_do_and_names_the_arm_that_does_not
         assert all("needs a GPU" in r for r in reasons)
 
 
-def test_a_study_tells_all_that_its_arms_lack_and_each_thing_once(here, monkeypatch):
+def test_a_study_tells_all_that_its_arms_lack_and_each_thing_once(here, monkeypatch, tmp_path):
     here(8.0, gpus.Found([]), disk_gib=5.0)
-    asked = without_python(monkeypatch)
+    journal = without_python(monkeypatch, tmp_path)
     monkeypatch.setattr(requirements, "which", lambda command: None)
     told = listed()
+    asked = journal.read_text().splitlines()
     assert len(asked) == len(set(asked))  # which takes its time
     for name in catalog.studies():
         study, path = catalog.load_study(name), catalog.study_path(name)
@@ -105,9 +108,9 @@ def test_a_study_tells_all_that_its_arms_lack_and_each_thing_once(here, monkeypa
         assert all(f"needs Python {python} and none is installed here" in said for python in pythons)
 
 
-def test_a_recipe_whose_python_is_missing_does_not_run_here(here, monkeypatch):
+def test_a_recipe_whose_python_is_missing_does_not_run_here(here, monkeypatch, tmp_path):
     here(1000.0, gpus.Found([CARD]))
-    without_python(monkeypatch)
+    without_python(monkeypatch, tmp_path)
     found = listed()
     for name in catalog.ids():
         python = catalog.load(name).engine.install.python
@@ -115,18 +118,14 @@ def test_a_recipe_whose_python_is_missing_does_not_run_here(here, monkeypatch):
         assert (f"needs Python {python}" in " ".join(found[name])) == (python is not None)
 
 
-def without_python(monkeypatch) -> list[str]:
-    """A machine with no Python but the kit's own; the versions that are asked for."""
-    asked = []
-
-    def interpreter(wanted):
-        asked.append(wanted)
-        if wanted is None:
-            return Path("/usr/bin/python3")
-        raise environment.EnvironmentFailure(f"Python {wanted} is not here", next_step="install it")
-
-    monkeypatch.setattr(environment, "interpreter", interpreter)
-    return asked
+def without_python(monkeypatch, folder: Path) -> Path:
+    """A machine with no Python but the kit's own; the file in which uv's stand-in writes what it was asked for."""
+    journal, stand_in = folder / "asked", folder / "uv"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {journal}\nexit 2\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(environment, "interpreter", INTERPRETER)
+    monkeypatch.setattr(environment.uv, "find_uv_bin", lambda: str(stand_in))
+    return journal
 
 
 def test_of_many_reasons_the_first_is_told_and_where_the_others_are():

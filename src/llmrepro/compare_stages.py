@@ -11,11 +11,11 @@ from llmrepro import charts as charts_
 from llmrepro import (
     comparison,
     credentials,
+    environment,
     jobs,
     locks,
     occupancy,
     privacy,
-    requirements,
     run_folder,
     stages,
     study_results,
@@ -85,7 +85,7 @@ def _plan(compared: StudyRun) -> str:
 
 def machine(compared: StudyRun) -> None:
     """What this machine is, and what each arm needs that it lacks."""
-    requirements.look_again()
+    environment.look_again()
     with compared.stage("machine"):
         if compared.parameters.runs:
             return

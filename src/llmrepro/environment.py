@@ -6,6 +6,7 @@ a killed installation leaves nothing that a later run would trust.
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -337,8 +338,18 @@ def interpreter(wanted: str | None) -> Path:
 
     Raises EnvironmentFailure when that version is not here.
     """
-    if wanted is None:
-        return Path(sys.executable)
+    found = Path(sys.executable) if wanted is None else _installed(wanted)
+    if found is None:
+        raise EnvironmentFailure(
+            f"this engine needs Python {wanted} and none is installed here",
+            next_step="install it (with your system's packages, pyenv or conda)",
+        )
+    return found
+
+
+@functools.cache
+def _installed(wanted: str) -> Path | None:
+    """An installed Python of a version, or None; looked for once, until `look_again`: it takes up to a second."""
     found = subprocess.run(
         [uv.find_uv_bin(), "python", "find", "--no-project", wanted],
         capture_output=True,
@@ -347,12 +358,12 @@ def interpreter(wanted: str | None) -> Path:
         cwd="/",  # it asks the Python of a .venv where it is started, which may be a stranger's folder
         env=plain_environment(),
     )
-    if found.returncode != 0:
-        raise EnvironmentFailure(
-            f"this engine needs Python {wanted} and none is installed here",
-            next_step="install it (with your system's packages, pyenv or conda)",
-        )
-    return Path(found.stdout.strip())
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
+
+
+def look_again() -> None:
+    """Forget which Pythons are here: one may have been installed since, or taken away."""
+    _installed.cache_clear()
 
 
 @contextlib.contextmanager

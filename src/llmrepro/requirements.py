@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from functools import cache
 from pathlib import Path
 
 from llmrepro import environment, gpus
@@ -46,22 +45,12 @@ def lacks_room(recipe: Recipe, facts: dict) -> str | None:
 
 
 def lacks_python(wanted: str | None) -> str | None:
-    """The sentence of a Python that is not installed here, or None; looked for once, until `look_again`."""
-    return _interpreter(wanted)
-
-
-@cache
-def _interpreter(wanted: str | None) -> str | None:
+    """The sentence of a Python that is not installed here, or None."""
     try:
         environment.interpreter(wanted)
     except environment.EnvironmentFailure as failure:
         return f"needs Python {wanted} and none is installed here; {failure.next_step}"
     return None
-
-
-def look_again() -> None:
-    """Forget which Pythons are here: one may have been installed since."""
-    _interpreter.cache_clear()
 
 
 def lacks(needs: Needs, facts: dict, folder: Path | str) -> list[str]:

@@ -90,7 +90,7 @@ def card(run: Run) -> None:
 
 def machine(run: Run) -> None:
     """What this machine is, and what the recipe needs that it lacks."""
-    requirements.look_again()
+    environment.look_again()
     with run.stage("machine"):
         known = run.path / "machine.json"
         earlier = run_folder.read_json_if_there(known)
