@@ -25,22 +25,18 @@ class StudyParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    study: str | None = Field(
-        catalog.DEFAULT_STUDY, description="id, or path of a study; None: only the runs below"
-    )
-    runs: list[str] = Field([], description="run folders to compare as they are; empty: measure")
+    study: str | None = Field(catalog.DEFAULT_STUDY, description="id, or path of a study; None: the runs below")
+    runs: list[str] = Field([], description="run folders to compare; empty: measure anew")
     mode: terms.Mode = Field("auto", description="auto | live | published")
     profile: terms.Profile = Field("quick", description="quick | full")
     boots: int | None = Field(None, ge=1, le=100, description="of every server, in turns; None: the study's")
     repeats: int | None = Field(None, ge=1, le=1000, description="rounds per workload; None: the study's")
-    workloads: list[str] | None = Field(None, description="workload ids, asked of every arm; None: the study's")
+    workloads: list[str] | None = Field(None, description="ids, asked of every arm; None: the study's")
     resume: str | None = Field(None, description="a study's run folder to go on with")
-    runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
-    prompts_file: str | None = Field(
-        None, description="your own prompts: .jsonl, one a line; or a text for ladders"
-    )
+    runs_dir: str | None = Field(None, description="folder of the runs; None: runs/ of the project")
+    prompts_file: str | None = Field(None, description="your own prompts (.jsonl), or text for ladders")
     trust: bool = Field(False, description="install what recipes from elsewhere name")
-    overrides: dict[str, Any] = Field({}, description="dotted path in every arm's recipe, or arm:path in one's")
+    overrides: dict[str, Any] = Field({}, description="dotted path, or arm:path for one arm: value")
 
 
 class StudyRun(Folder):

@@ -24,12 +24,10 @@ class Parameters(BaseModel):
     servers: list[str] | None = Field(None, description="server ids; None: all of the recipe's")
     workloads: list[str] | None = Field(None, description="workload ids; None: those of the profile")
     resume: str | None = Field(None, description="a run folder to go on with")
-    runs_dir: str | None = Field(None, description="where run folders go; None: runs/ of the project")
+    runs_dir: str | None = Field(None, description="folder of the runs; None: runs/ of the project")
     weights_path: str | None = Field(None, description="your own copy of the weights file")
-    prompts_file: str | None = Field(
-        None, description="your own prompts: .jsonl, one a line; or a text for ladders"
-    )
-    server_url: str | None = Field(None, description="a server that already runs: nothing is installed")
+    prompts_file: str | None = Field(None, description="your own prompts (.jsonl), or text for ladders")
+    server_url: str | None = Field(None, description="address of a running server: installs nothing")
     trust: bool = Field(False, description="install what a recipe from elsewhere names")
     overrides: dict[str, Any] = Field({}, description="dotted path in the recipe: value")
 
